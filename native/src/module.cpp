@@ -1,0 +1,106 @@
+// The Python binding: thin, no decisions. Indices and sizes are checked by the callers in hotset.engine.native.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "executor.h"
+#include "probe.h"
+#include "sampler.h"
+
+namespace nb = nanobind;
+using namespace hotset;
+
+namespace {
+
+using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+std::vector<std::string> isas() {
+  const char* names[8];
+  int count = available_isas(names, 8);
+  return {names, names + count};
+}
+
+void bind_specs(nb::module_& m) {
+  nb::class_<OpSpec>(m, "OpSpec")
+      .def(nb::init<>())
+      .def_rw("kind", &OpSpec::kind).def_rw("x", &OpSpec::x).def_rw("y", &OpSpec::y).def_rw("out", &OpSpec::out)
+      .def_rw("weight", &OpSpec::weight).def_rw("weight2", &OpSpec::weight2)
+      .def_rw("barrier_few", &OpSpec::barrier_few).def_rw("barrier_many", &OpSpec::barrier_many)
+      .def_rw("add", &OpSpec::add).def_rw("value", &OpSpec::value).def_rw("num_heads", &OpSpec::num_heads)
+      .def_rw("num_kv_heads", &OpSpec::num_kv_heads).def_rw("head_dim", &OpSpec::head_dim)
+      .def_rw("rotary_dim", &OpSpec::rotary_dim).def_rw("adjacent", &OpSpec::adjacent)
+      .def_rw("cache_offset", &OpSpec::cache_offset);
+  nb::class_<BufferSpec>(m, "BufferSpec")
+      .def(nb::init<>())
+      .def_rw("width", &BufferSpec::width).def_rw("slot", &BufferSpec::slot)
+      .def_rw("is_outputs", &BufferSpec::is_outputs).def_rw("is_packed", &BufferSpec::is_packed)
+      .def_rw("act", &BufferSpec::act).def_rw("is_private", &BufferSpec::is_private);
+  nb::class_<WeightSpec>(m, "WeightSpec")
+      .def(nb::init<>())
+      .def_rw("format", &WeightSpec::format).def_rw("out_width", &WeightSpec::out_width)
+      .def_rw("in_width", &WeightSpec::in_width).def_rw("pair", &WeightSpec::pair);
+  nb::class_<ExecutorSpec>(m, "ExecutorSpec")
+      .def(nb::init<>())
+      .def_rw("ops", &ExecutorSpec::ops).def_rw("buffers", &ExecutorSpec::buffers)
+      .def_rw("slot_bytes", &ExecutorSpec::slot_bytes).def_rw("private_slot_bytes", &ExecutorSpec::private_slot_bytes)
+      .def_rw("weights", &ExecutorSpec::weights).def_rw("frequencies", &ExecutorSpec::frequencies)
+      .def_rw("max_tokens", &ExecutorSpec::max_tokens).def_rw("max_outputs", &ExecutorSpec::max_outputs)
+      .def_rw("few_tokens", &ExecutorSpec::few_tokens).def_rw("num_blocks", &ExecutorSpec::num_blocks)
+      .def_rw("block_bytes", &ExecutorSpec::block_bytes).def_rw("partial_floats", &ExecutorSpec::partial_floats)
+      .def_rw("attend_rows", &ExecutorSpec::attend_rows).def_rw("attend_head_dim", &ExecutorSpec::attend_head_dim)
+      .def_rw("logits", &ExecutorSpec::logits);
+}
+
+// segments: int32 [4 s]: first, count, position, start of its block ids in `blocks`.
+void step(Executor& e, Ints tokens, Ints segments, Ints blocks, Ints outputs) {
+  nb::gil_scoped_release release;
+  thread_local std::vector<Segment> list;
+  list.clear();
+  for (size_t i = 0; i + 4 <= segments.shape(0); i += 4) {
+    const int32_t* s = segments.data() + i;
+    list.push_back({s[0], s[1], s[2], blocks.data() + s[3]});
+  }
+  e.step(tokens.data(), static_cast<int64_t>(tokens.shape(0)), list, outputs.data(), static_cast<int64_t>(outputs.shape(0)));
+}
+
+void bind_executor(nb::module_& m) {
+  nb::class_<Executor>(m, "Executor")
+      .def("__init__", [](Executor* e, std::vector<int> cpus, const std::string& isa, const ExecutorSpec& spec) {
+        new (e) Executor(std::move(cpus), isa, spec);
+      })
+      .def("load", [](Executor& e, int index, int fd, int64_t offset) {
+        nb::gil_scoped_release release;
+        e.load(index, fd, offset);
+      })
+      .def("set_vector", [](Executor& e, int index, Floats values) {
+        e.set_vector(index, values.data(), static_cast<int64_t>(values.shape(0)));
+      })
+      .def("touch", &Executor::touch, nb::call_guard<nb::gil_scoped_release>())
+      .def("step", &step)
+      .def("logits", [](Executor& e, int64_t rows, int64_t vocab) {
+        return nb::ndarray<nb::numpy, const float, nb::ndim<2>>(
+            e.logits(), {static_cast<size_t>(rows), static_cast<size_t>(vocab)}, nb::find(&e), {e.logits_stride(), 1});
+      })
+      .def("regions", &Executor::regions)
+      .def("profile", &Executor::profile)
+      .def("op_ns", &Executor::op_ns)
+      .def("wait_ns", &Executor::wait_ns);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.def("isas", &isas);
+  m.attr("MAX_HEAD_DIM") = kMaxHeadDim;
+  m.attr("MAX_ATTEND_ROWS") = kMaxAttendRows;
+  m.attr("FORMATS") = [] {
+    nb::list names;
+    for (int f = 0; f < kNumFormats; ++f) names.append(format_info(f).name);
+    return nb::tuple(names);
+  }();
+  bind_specs(m);
+  bind_executor(m);
+}

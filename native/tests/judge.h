@@ -1,0 +1,179 @@
+// The judge of products: checkpoint rows of every format, what each of their weights is (read one by one from
+// the layouts of the GGUF specification, in double precision), and what an activation is after its rounding.
+#pragma once
+
+#include "support.h"
+
+namespace hotset {
+
+struct WeightValue {
+  double scaled, offset;  // the weight is scaled + offset; the two are rounded apart in a kernel
+};
+
+inline uint16_t u16_at(const uint8_t* p) { return static_cast<uint16_t>(p[0] | p[1] << 8); }
+
+inline WeightValue q4k_weight(const uint8_t* block, int i) {
+  const uint8_t* s = block + 4;
+  const int j = i / 32;
+  const int scale = j < 4 ? s[j] % 64 : s[j + 4] % 16 + s[j - 4] / 64 * 16;
+  const int low = j < 4 ? s[j + 4] % 64 : s[j + 4] / 16 + s[j] / 64 * 16;
+  const uint8_t pair = block[16 + i / 64 * 32 + i % 32];
+  const int code = i % 64 < 32 ? pair % 16 : pair / 16;
+  return {half_value(u16_at(block)) * scale * code, -half_value(u16_at(block + 2)) * low};
+}
+
+inline double q6k_weight(const uint8_t* block, int i) {
+  const int half = i / 128, quarter = i % 128 / 32, l = i % 32;
+  const uint8_t low = block[64 * half + 32 * (quarter % 2) + l];
+  const uint8_t top = block[128 + 32 * half + l];
+  const int code = (quarter < 2 ? low % 16 : low / 16) + 16 * (top >> 2 * quarter & 3) - 32;
+  const int scale = static_cast<int8_t>(block[192 + i / 16]);
+  return half_value(u16_at(block + 208)) * scale * code;
+}
+
+// Weight i of a checkpoint row.
+inline WeightValue weight_at(int32_t format, const uint8_t* row, int64_t i) {
+  const FormatInfo& info = format_info(format);
+  const uint8_t* block = row + i / info.block_weights * info.block_bytes;
+  const int at = static_cast<int>(i % info.block_weights);
+  switch (format) {
+    case kF32: {
+      float x;
+      std::memcpy(&x, block, 4);
+      return {x, 0};
+    }
+    case kF16: return {half_value(u16_at(block)), 0};
+    case kBF16: return {bf16_value(u16_at(block)), 0};
+    case kQ8_0: return {half_value(u16_at(block)) * static_cast<int8_t>(block[2 + at]), 0};
+    case kQ4_0: {
+      const uint8_t pair = block[2 + at % 16];
+      return {half_value(u16_at(block)) * ((at < 16 ? pair % 16 : pair / 16) - 8), 0};
+    }
+    case kQ4_1: {
+      const uint8_t pair = block[4 + at % 16];
+      return {half_value(u16_at(block)) * (at < 16 ? pair % 16 : pair / 16), half_value(u16_at(block + 2))};
+    }
+    case kQ4_K: return q4k_weight(block, at);
+    default: return {q6k_weight(block, at), 0};
+  }
+}
+
+inline void put_half(uint8_t* out, float x) {
+  const uint16_t h = half_of(x);
+  std::memcpy(out, &h, 2);
+}
+
+// A random row. Row 0 has only the largest codes and row 1 only the smallest: sums of products that overflow
+// 16 bits must show up somewhere.
+inline std::vector<uint8_t> random_row(int32_t format, int64_t k, int64_t row, Random& random) {
+  const FormatInfo& info = format_info(format);
+  std::vector<uint8_t> out(k / info.block_weights * info.block_bytes);
+  for (int64_t b = 0; b < k / info.block_weights; ++b) {
+    uint8_t* block = out.data() + b * info.block_bytes;
+    for (int i = 0; i < info.block_bytes; ++i) block[i] = static_cast<uint8_t>(row == 0 ? 0xff : row == 1 ? 0 : random.bits());
+    const float x = 0.02f * random.normal(), size = 0.5f + static_cast<float>(random.uniform());
+    const float sign = random.below(2) == 0 ? -1.0f : 1.0f;
+    switch (format) {
+      case kF32: std::memcpy(block, &x, 4); break;
+      case kF16: put_half(block, random.below(50) == 0 ? x * 0x1p-13f : x); break;  // some are subnormal
+      case kBF16: {
+        const uint16_t h = bf16_of(x);
+        std::memcpy(block, &h, 2);
+        break;
+      }
+      case kQ8_0:
+        put_half(block, size * 3e-4f);
+        if (row < 2) std::memset(block + 2, row == 0 ? 0x7f : 0x80, 32);
+        break;
+      case kQ4_0: put_half(block, sign * size * 4e-3f); break;
+      case kQ4_1:
+        put_half(block, size * 4e-3f);
+        put_half(block + 2, size * -3e-2f);
+        break;
+      case kQ4_K:
+        put_half(block, size * 2e-4f);
+        put_half(block + 2, size * 1e-3f);
+        break;
+      default: put_half(block + 208, sign * size * 2e-5f);
+    }
+  }
+  return out;
+}
+
+// What the products make of an input row.
+inline std::vector<double> rounded_input(ActKind kind, const float* x, int64_t k) {
+  std::vector<double> out(x, x + k);
+  if (kind == ActKind::kBF16) {
+    for (int64_t i = 0; i < k; ++i) out[i] = bf16_value(bf16_of(x[i]));
+  } else if (kind == ActKind::kQ8) {
+    for (int64_t b = 0; b < k; b += 32) {
+      float top = 0;
+      for (int i = 0; i < 32; ++i) top = std::fmax(top, std::fabs(x[b + i]));
+      const float inverse = top > 0 ? 127.0f / top : 0.0f, d = top / 127.0f;
+      for (int i = 0; i < 32; ++i) out[b + i] = static_cast<double>(d) * std::nearbyint(x[b + i] * inverse);
+    }
+  }
+  return out;
+}
+
+// Roundings that one output may go through, in units of 2^-24 of the sum of magnitudes.
+inline double num_roundings(int32_t format, int64_t k) {
+  switch (format_info(format).act) {
+    case ActKind::kF32: return static_cast<double>(k) / 2 + 2;
+    case ActKind::kBF16: return static_cast<double>(k) + 2;
+    default: return 3.0 * static_cast<double>(k) / (format == kQ6_K ? 16 : 32) + 3;
+  }
+}
+
+struct Judgement {
+  double value, bound;  // the exact result; the largest error that float arithmetic explains
+  double exact;         // the result without rounding of the activations
+};
+
+// All rows of a weight, for judging many tokens.
+class JudgedWeight {
+ public:
+  JudgedWeight(int32_t format, int64_t num_rows, int64_t k, uint64_t seed) : format_(format), k_(k) {
+    Random random(seed);
+    for (int64_t r = 0; r < num_rows; ++r) {
+      rows_.push_back(random_row(format, k, r, random));
+      for (int64_t i = 0; i < k; ++i) weights_.push_back(weight_at(format, rows_.back().data(), i));
+    }
+  }
+  int32_t format() const { return format_; }
+  int64_t k() const { return k_; }
+  int64_t num_rows() const { return static_cast<int64_t>(rows_.size()); }
+  int64_t num_tiles() const { return (num_rows() + kTileRows - 1) / kTileRows; }
+  int64_t tile_bytes() const { return static_cast<int64_t>(rows_[0].size()) * kTileRows; }
+  const uint8_t* row(int64_t r) const { return rows_[r].data(); }
+  const WeightValue& weight(int64_t r, int64_t i) const { return weights_[r * k_ + i]; }
+
+  void pack(const KernelTable& kernels, int64_t tile, uint8_t* out) const {
+    const uint8_t* rows[kTileRows];
+    for (int r = 0; r < kTileRows; ++r) {
+      const int64_t at = tile * kTileRows + r;
+      rows[r] = at < num_rows() ? row(at) : nullptr;
+    }
+    kernels.pack_tile(format_, rows, k_, out);
+  }
+  Judgement judge(int64_t r, const float* x, const std::vector<double>& rounded) const {
+    Judgement out{0, 0, 0};
+    double magnitude = 0;
+    for (int64_t i = 0; i < k_; ++i) {
+      const WeightValue& w = weight(r, i);
+      out.value += (w.scaled + w.offset) * rounded[i];
+      out.exact += (w.scaled + w.offset) * x[i];
+      magnitude += (std::fabs(w.scaled) + std::fabs(w.offset)) * std::fabs(rounded[i]);
+    }
+    out.bound = num_roundings(format_, k_) * 0x1p-24 * magnitude + 1e-30;
+    return out;
+  }
+
+ private:
+  int32_t format_;
+  int64_t k_;
+  std::vector<std::vector<uint8_t>> rows_;
+  std::vector<WeightValue> weights_;
+};
+
+}  // namespace hotset

@@ -1,0 +1,83 @@
+"""What a model family declares: tensors, cache groups, a program. Everything else reads this."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hotset.checkpoint.manifest import TensorDecl
+from hotset.errors import CheckpointError
+from hotset.program.cache import CacheGroup
+from hotset.program.program import Program
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """One model, as declared from a checkpoint's headers.
+
+    Attributes:
+        family: the family file's name, e.g. ``"llama"``.
+        name: what the checkpoint calls itself.
+        max_context: largest number of tokens the model was made for.
+        eos_ids: token ids that end an answer.
+    """
+
+    family: str
+    name: str
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    max_context: int
+    eos_ids: tuple[int, ...]
+    tensors: tuple[TensorDecl, ...]
+    groups: tuple[CacheGroup, ...]
+    program: Program
+
+
+class Fields:
+    """Typed access to a checkpoint's metadata that names what is missing or of the wrong kind."""
+
+    def __init__(self, metadata: Mapping[str, Any], source: str, prefix: str = "") -> None:
+        self._metadata = metadata
+        self._source = source
+        self._prefix = prefix
+
+    def has(self, key: str) -> bool:
+        return self._metadata.get(self._prefix + key) is not None
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A non-negative integer; ``default`` when the key is absent, an error without one."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise CheckpointError(f"{self._source}: {self._prefix}{key} is {value!r}, expected a non-negative integer")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise CheckpointError(f"{self._source}: {self._prefix}{key} is {value!r}, expected a number")
+        return float(value)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._get(key, default)
+        if not isinstance(value, str):
+            raise CheckpointError(f"{self._source}: {self._prefix}{key} is {value!r}, expected a string")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise CheckpointError(f"{self._source}: {self._prefix}{key} is {value!r}, expected true or false")
+        return value
+
+    def raw(self, key: str) -> Any:
+        return self._metadata.get(self._prefix + key)
+
+    def _get(self, key: str, default: Any) -> Any:
+        value = self._metadata.get(self._prefix + key)
+        if value is not None:
+            return value
+        if default is None:
+            raise CheckpointError(f"{self._source}: {self._prefix}{key} is missing")
+        return default

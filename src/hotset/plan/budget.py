@@ -1,0 +1,194 @@
+"""The plan: every byte of a run, from headers alone, held against what the machine has.
+
+``make_plan`` is a pure function of the model, the wish and the memory that is offered. The executor allocates
+exactly what the plan says; a test holds the process against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from hotset.checkpoint.formats import FORMATS
+from hotset.errors import MachineError, RequestError
+from hotset.models.spec import ModelSpec
+from hotset.program import lower as lowering
+from hotset.program.cache import BLOCK_TOKENS, block_bytes, num_blocks
+from hotset.program.cost import decode_bytes
+from hotset.units import MIB, align_up, format_bytes
+
+DEFAULT_CONTEXT = 8192
+DEFAULT_SEQUENCES = 4
+WORKSPACE_BUDGET = 256 * MIB
+"""What a step's buffers may take; the prefill chunk follows from it."""
+LARGEST_CHUNK = 512
+"""Beyond this a chunk gains nothing: each weight byte already serves over 500 multiply-adds per read."""
+CHUNK_ALIGN = 16
+RESERVE_BYTES = 256 * MIB
+"""Left free for the interpreter, the tokenizer and the rest of the machine."""
+STAGING_BYTES = MIB
+"""Per thread, while loading (kStagingBytes in native/src/executor_setup.cpp)."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the user asked for; None leaves the choice to the planner."""
+
+    context: int | None = None
+    max_sequences: int | None = None
+    prefill_chunk: int | None = None
+    threads: int | None = None
+    prefix_tokens: int = 0
+    """Tokens of finished conversations that stay reusable beyond the blocks that live sequences need."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """One line of the plan: a name, bytes, and how they come about."""
+
+    name: str
+    num_bytes: int
+    kind: str  # "resident", "per sequence", "transient", "load", "reserve"
+    detail: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A placed, sized run. ``terms`` add up to ``total_bytes``."""
+
+    model: str
+    context: int
+    max_sequences: int
+    prefill_chunk: int
+    max_outputs: int
+    num_threads: int
+    num_blocks: int
+    block_bytes: int
+    cache_bytes_per_token: float
+    partial_floats: int
+    terms: tuple[Term, ...]
+    available_bytes: int
+    available_source: str
+    decode_bytes: dict[int, int]
+    """Bytes one decoded token reads, by context."""
+    changes: tuple[str, ...] = field(default=())
+    """Settings that differ from what was asked: "asked -> used, because"."""
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(term.num_bytes for term in self.terms)
+
+    @property
+    def resident_bytes(self) -> int:
+        """What the process itself holds once loaded: everything but the reserve and the staging of the load."""
+        return sum(term.num_bytes for term in self.terms if term.kind not in ("reserve", "load"))
+
+    @property
+    def fits(self) -> bool:
+        return self.total_bytes <= self.available_bytes
+
+    def to_json(self) -> dict[str, object]:
+        """The plan as plain JSON values."""
+        out = asdict(self)
+        out["terms"] = [asdict(term) for term in self.terms]
+        out["decode_bytes"] = {str(k): v for k, v in self.decode_bytes.items()}
+        return out | {"total_bytes": self.total_bytes, "resident_bytes": self.resident_bytes, "fits": self.fits}
+
+
+def weights_bytes(spec: ModelSpec, formats: Mapping[str, str]) -> tuple[int, int]:
+    """Bytes of packed matrices, and of float vectors (64-byte aligned), of the model's program."""
+    matrices = vectors = 0
+    for weight in spec.program.weights.values():
+        if weight.in_width == 1:
+            vectors += align_up(weight.out_width * 4, 64)
+        else:
+            matrices += lowering.weight_bytes(weight, FORMATS[formats[weight.key]])
+    return matrices, vectors
+
+
+def _step_bytes(spec: ModelSpec, formats: Mapping[str, str], chunk: int, outputs: int) -> int:
+    return sum(lowering.lower(spec.program, formats, chunk, outputs).slot_bytes)
+
+
+def choose_chunk(spec: ModelSpec, formats: Mapping[str, str], outputs: int, context: int) -> int:
+    """The largest useful prefill chunk whose step buffers stay within :data:`WORKSPACE_BUDGET`."""
+    least = _step_bytes(spec, formats, CHUNK_ALIGN, outputs)
+    per_token = (_step_bytes(spec, formats, 2 * CHUNK_ALIGN, outputs) - least) // CHUNK_ALIGN
+    room = max(0, WORKSPACE_BUDGET - least) // max(per_token, 1) + CHUNK_ALIGN
+    return max(CHUNK_ALIGN, min(room // CHUNK_ALIGN * CHUNK_ALIGN, LARGEST_CHUNK, align_up(context, CHUNK_ALIGN)))
+
+
+def _positive(name: str, value: int) -> int:
+    if value < 1:
+        raise RequestError(f"{name} is {value}, expected at least 1")
+    return value
+
+
+def make_plan(
+    spec: ModelSpec, formats: Mapping[str, str], wish: Wish, num_threads: int, available_bytes: int, source: str
+) -> Plan:
+    """Plan a run of ``spec`` whose tensors have ``formats`` (by key), on ``num_threads`` threads.
+
+    Args:
+        available_bytes: memory that this process may use, and ``source`` says what sets that limit.
+
+    Raises:
+        RequestError: a wish that this model cannot meet at any size of memory.
+    """
+    sequences = _positive("max_sequences", DEFAULT_SEQUENCES if wish.max_sequences is None else wish.max_sequences)
+    context = min(spec.max_context, DEFAULT_CONTEXT) if wish.context is None else _positive("context", wish.context)
+    if context > spec.max_context:
+        raise RequestError(f"context {context} is more than the {spec.max_context} tokens that {spec.name} was made for",
+                           f"--context {spec.max_context}")  # fmt: skip
+    outputs = max(sequences, 8)
+    chunk = wish.prefill_chunk
+    chunk = choose_chunk(spec, formats, outputs, context) if chunk is None else _positive("prefill_chunk", chunk)
+    changes = []
+    if chunk < sequences:
+        changes.append(f"prefill_chunk {chunk} -> {sequences}, because every sequence needs one row in a step")
+        chunk = sequences
+    low = lowering.lower(spec.program, formats, chunk, outputs)
+    partials = lowering.partial_floats(spec.program, sequences, context)
+    blocks = sequences * num_blocks(context) + num_blocks(wish.prefix_tokens)
+    per_block = block_bytes(spec.groups)
+    matrices, vectors = weights_bytes(spec, formats)
+    terms = (
+        Term("weights", matrices + vectors, "resident", f"{len(spec.program.weights)} tensors, as many bits as in the file"),
+        Term("cache", blocks * per_block, "per sequence",
+             f"{blocks} blocks of {BLOCK_TOKENS} tokens, {per_block:,} B each, for {sequences} x {context:,} tokens"),
+        Term("workspace", sum(low.slot_bytes), "transient", f"step buffers for {chunk} tokens and {outputs} outputs"),
+        Term("attention partials", partials * 4, "transient", f"{sequences} rows over {context:,} tokens"),
+        Term("thread scratch", num_threads * low.scratch_bytes, "transient", f"{num_threads} threads"),
+        Term("load staging", num_threads * STAGING_BYTES, "load", "freed when loaded"),
+        Term("reserve", RESERVE_BYTES, "reserve", "interpreter, tokenizer, the rest of the machine"),
+    )  # fmt: skip
+    contexts = sorted({1, min(4096, context), context})
+    return Plan(
+        spec.name, context, sequences, chunk, outputs, num_threads, blocks, per_block, per_block / BLOCK_TOKENS, partials,
+        terms, available_bytes, source, {c: decode_bytes(spec.program, formats, c) for c in contexts}, tuple(changes),
+    )  # fmt: skip
+
+
+def require_fit(plan: Plan) -> None:
+    """Refuse a plan that does not fit, naming the largest term and a setting that fits. Raises MachineError."""
+    if plan.fits:
+        return
+    largest = max(plan.terms, key=lambda term: term.num_bytes)
+    over = plan.total_bytes - plan.available_bytes
+    message = (
+        f"this run needs {format_bytes(plan.total_bytes)}, {format_bytes(plan.available_bytes)} are available "
+        f"({plan.available_source}); the largest term is {largest.name}: {format_bytes(largest.num_bytes)}"
+    )
+    raise MachineError(message, _fitting(plan, over))
+
+
+def _fitting(plan: Plan, over: int) -> str:
+    cache = next(term for term in plan.terms if term.name == "cache")
+    spare = cache.num_bytes - over
+    blocks_each = spare // (plan.block_bytes * plan.max_sequences)
+    if blocks_each >= 1:
+        return f"--context {blocks_each * BLOCK_TOKENS} with {plan.max_sequences} sequences fits"
+    blocks = spare // plan.block_bytes
+    if blocks >= 1:
+        return f"--sequences 1 --context {min(plan.context, blocks * BLOCK_TOKENS)} fits"
+    return f"a machine with {format_bytes(over)} more free memory, or a smaller format of this model"
