@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peerlib.environments import Engine, ROOT
+from peerlib.environments import ROOT, Engine
 
 LOG_DIR = ROOT / ".peers" / "logs"
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -121,19 +122,20 @@ class Worker:
 
 @contextmanager
 def busy_cores(num_cores: int, has_priority: bool) -> Iterator[None]:
-    """Keep ``num_cores`` processes spinning inside the block, each in a session (and so an autogroup) of its own."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", "while True: pass"],
-            start_new_session=not has_priority,
-            preexec_fn=leave_for_own_autogroup if has_priority else None,
-        )
-        for _ in range(num_cores)
-    ]
+    """Keep ``num_cores`` processes spinning inside the block.
+
+    They share one session, hence one autogroup, so that against an engine with as many threads the kernel's
+    fair share is one half.
+    """
+    code = f"import os\nfor _ in range({num_cores - 1}):\n    if os.fork() == 0: break\nwhile True: pass"
+    leader = subprocess.Popen(
+        [sys.executable, "-c", code],
+        start_new_session=not has_priority,
+        preexec_fn=leave_for_own_autogroup if has_priority else None,
+    )
     try:
         time.sleep(0.5)  # until they have started
         yield
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+        os.killpg(leader.pid, signal.SIGKILL)
+        leader.wait()

@@ -37,7 +37,7 @@ class Engine:
 ENGINES = {
     engine.name: engine
     for engine in (
-        Engine("hotset", "worker_hotset.py"),
+        Engine("hotset", "worker_hotset.py", package="hotset"),
         Engine(
             "llama.cpp",
             "worker_llama_cpp.py",
@@ -69,7 +69,7 @@ def installed_version(engine: Engine) -> str | None:
 
 
 def ensure(engine: Engine) -> None:
-    """Create the environment of an engine unless the wanted version is there; raises CalledProcessError if pip fails."""
+    """Create the environment of an engine unless it has the wanted version; CalledProcessError if pip fails."""
     if not engine.directory or installed_version(engine) == engine.version:
         return
     print(f"installing {engine.package}=={engine.version} into .peers/{engine.directory} (minutes)", file=sys.stderr)

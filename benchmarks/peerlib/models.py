@@ -96,18 +96,37 @@ def ensure(model: Model) -> None:
     else:
         python = ENGINES["llama.cpp"].python
         command = [python, here / "requantize.py", "--format", model.format, original.path, model.path]
-    subprocess.run(command, check=True, stdout=sys.stderr, stderr=subprocess.DEVNULL if not model.is_synthetic else None)
+    # The quantiser writes a line per tensor, which only matters when it fails.
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"error: making {model.path.name} failed: {done.stdout.strip().splitlines()[-1]}")
 
 
-def bytes_per_token(model: Model) -> int:
-    """Return the weight bytes that one decoded token reads: every tensor once, but of an embedding table that is not
-    the head as well only one row, which is left out."""
+@dataclass(frozen=True)
+class WeightFacts:
+    """What a step must do at least.
+
+    Attributes:
+        bytes_per_token: weight bytes that one decoded token reads: every tensor once. Of an embedding table that
+            is not the head as well it reads only one row, which is left out.
+        layer_weights: weights of all matrices in the layers; each prompt token multiplies by every one of them.
+    """
+
+    bytes_per_token: int
+    layer_weights: int
+
+
+def weight_facts(model: Model) -> WeightFacts:
+    """Sum the tensors of a model's file."""
     import gguf
 
-    tensors = {str(tensor.name): int(tensor.n_bytes) for tensor in gguf.GGUFReader(model.path).tensors}
+    tensors = {str(tensor.name): tensor for tensor in gguf.GGUFReader(model.path).tensors}
+    matrices = [tensor for name, tensor in tensors.items() if name.startswith("blk.") and len(tensor.shape) == 2]
     if "output.weight" in tensors:
         del tensors["token_embd.weight"]
-    return sum(tensors.values())
+    return WeightFacts(
+        sum(int(tensor.n_bytes) for tensor in tensors.values()), sum(int(t.n_elements) for t in matrices)
+    )
 
 
 def warm_page_cache(model: Model) -> None:

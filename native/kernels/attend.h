@@ -13,6 +13,8 @@ inline void score_tiles(const float* q, const uint16_t* k, int32_t dim, float* s
   for (int32_t j = 0; j < dim; ++j) {
 #pragma GCC unroll 4
     for (int i = 0; i < kTiles; ++i) {
+      // Few rows: keys come from memory. Two steps of j share a cache line.
+      if (R <= 6 && (j & 1) == 0) __builtin_prefetch(k + (static_cast<int64_t>(i + kTiles) * dim + j) * 16, 0, 3);
       f32x16 key = f32_from_f16(k + (static_cast<int64_t>(i) * dim + j) * 16);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) acc[i][r] = f32_fma(key, f32_splat(q[j * R + r]), acc[i][r]);
@@ -52,6 +54,10 @@ inline void value_tile(const float* p, const uint16_t* v, int32_t dim, int keys,
     for (int i = 0; i < V; ++i) acc[r][i] = f32_zero();
   for (int key = 0; key < keys; ++key) {
     f32x16 row[V];
+    if (R <= 3) {
+      __builtin_prefetch(v + static_cast<int64_t>(key + 16) * dim, 0, 3);
+      if (V > 2) __builtin_prefetch(v + static_cast<int64_t>(key + 16) * dim + 32, 0, 3);
+    }
 #pragma GCC unroll 4
     for (int i = 0; i < V; ++i) row[i] = f32_from_f16(v + static_cast<int64_t>(key) * dim + 16 * i);
 #pragma GCC unroll 16

@@ -23,6 +23,11 @@ inline f32x16 silu16(f32x16 x) {
   return f32_div(x, f32_add(f32_splat(1.0f), e));
 }
 
+// y = silu(gate) * up, whole rows padded to 16 floats.
+void silu_mul(const float* gate, const float* up, int64_t width, float* y) {
+  for (int64_t i = 0; i < width; i += 16) f32_store(y + i, f32_mul(silu16(f32_load(gate + i)), f32_load(up + i)));
+}
+
 // y = w * x / sqrt(mean(x^2) + eps). Rows are padded to 16 floats; the padding of x is zero.
 void rms_norm(const float* x, const float* w, float eps, int64_t width, float* y) {
   f32x16 s0 = f32_zero(), s1 = f32_zero(), s2 = f32_zero(), s3 = f32_zero();
@@ -56,14 +61,13 @@ void pack_act_q8(const float* x, int64_t k, int64_t n, int64_t t, const Act& act
     float top = f32_max_lanes(f32_max(f32_abs(lo), f32_abs(hi)));
     float scale = top / 127.0f;
     f32x16 inverse = f32_splat(top > 0.0f ? 127.0f / top : 0.0f);
-    int8_t* out = q + b * 32 * size;
-    i8_store_rounded(out, f32_mul(lo, inverse));
-    i8_store_rounded(out + 16, f32_mul(hi, inverse));
-    int32_t s0 = 0, s1 = 0;
-    for (int j = 0; j < 16; ++j) s0 += out[j], s1 += out[16 + j];
+    lo = f32_round(f32_mul(lo, inverse)), hi = f32_round(f32_mul(hi, inverse));
+    i8_store_rounded(q + b * 32 * size, lo);
+    i8_store_rounded(q + b * 32 * size + 16, hi);
     d[b * size] = scale;
-    sums[(2 * b) * size] = s0;
-    sums[(2 * b + 1) * size] = s1;
+    // Whole numbers far below 2^24: their float sums are exact.
+    sums[(2 * b) * size] = static_cast<int32_t>(f32_sum_lanes(lo));
+    sums[(2 * b + 1) * size] = static_cast<int32_t>(f32_sum_lanes(hi));
   }
 }
 

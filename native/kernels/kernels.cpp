@@ -45,6 +45,7 @@ const KernelTable table = {
     unpack_row,
     {pack_act_f32, pack_act_bf16, pack_act_q8},
     rms_norm,
+    silu_mul,
     rope_head,
     store_kv,
     attend_rows,

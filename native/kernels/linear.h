@@ -159,13 +159,24 @@ struct FormatQ6_K {  // half d[16]; int8 scales [16][16]; per half: low nibbles 
   }
 };
 
+// In a step of few tokens the weights come from memory. A thread's tiles lie in program order, so reading ahead also
+// crosses from one matrix to the next, where the hardware's own prefetch would start anew.
+constexpr int64_t kPrefetchAhead = 6144;
+template <int64_t kBytes> inline void prefetch_ahead(const uint8_t* w) {
+#pragma GCC unroll 16
+  for (int64_t i = 0; i < kBytes; i += 64) __builtin_prefetch(w + kPrefetchAhead + i, 0, 3);
+}
+
 // Tokens [first + slice, first + slice + NT) of the group of S tokens that starts at `first`.
 template <class F, int NT, int S>
 inline void tile_q8(const uint8_t* w, int64_t k, const Act& act, int64_t first, int slice, f32x16 (&acc)[NT]) {
   ActQ8<NT, S> a{act.q + first * k + slice * 32, act.d + first * (k / 32) + slice, act.sums + first * (k / 16) + slice};
 #pragma GCC unroll 16
   for (int t = 0; t < NT; ++t) acc[t] = f32_zero();
-  for (int64_t b = 0; b < k / F::kWeights; ++b, w += F::kBytes) F::block(w, a, acc);
+  for (int64_t b = 0; b < k / F::kWeights; ++b, w += F::kBytes) {
+    if (NT <= 2) prefetch_ahead<F::kBytes>(w);
+    F::block(w, a, acc);
+  }
 }
 
 // ---- float formats ---------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ struct KernelTable {
   void (*unpack_row)(int32_t format, const uint8_t* tile, int row, int64_t k, float* y);
   void (*pack_act[3])(const float* x, int64_t k, int64_t n, int64_t t, const Act& act);
   void (*rms_norm)(const float* x, const float* w, float eps, int64_t width, float* y);
+  void (*silu_mul)(const float* gate, const float* up, int64_t width, float* y);
   void (*rope_head)(float* x, const float* angles, int32_t rotary, bool adjacent);
   void (*store_kv)(const float* k, const float* v, int32_t dim, int64_t r, uint8_t* keys, uint8_t* values);
   void (*attend_rows)(const AttendArgs&);

@@ -169,6 +169,13 @@ void Executor::run_op(const OpSpec& op, int thread) {
       }
       break;
     }
+    case kOpSiluMul: {
+      auto [begin, end] = step_.few ? std::pair<int64_t, int64_t>(0, rows_of(op.out)) : share(rows_of(op.out), thread);
+      for (int64_t t = begin; t < end; ++t) {
+        kernels_->silu_mul(row(op.x, t, thread), row(op.y, t, thread), lds_[op.out], row(op.out, t, thread));
+      }
+      break;
+    }
     case kOpPack: run_pack(op, thread); break;
     case kOpLinear:
     case kOpGated: run_linear(op, thread); break;
@@ -235,9 +242,9 @@ void Executor::run_store(const OpSpec& op, int thread) {
   for (int64_t i = begin; i < end; ++i) {
     int64_t t = i / op.num_kv_heads, h = i % op.num_kv_heads, position = positions_[t];
     int32_t block = step_.segments[segment_of_[t]].blocks[position / kBlockTokens];
-    uint8_t* keys = cache_.data() + block * spec_.block_bytes + op.cache_offset + h * head_bytes;
+    uint8_t* keys = cache_.data() + block * spec_.block_bytes + op.cache_offset + h * 2 * head_bytes;
     kernels_->store_kv(row(op.x, t, thread) + h * op.head_dim, row(op.y, t, thread) + h * op.head_dim, op.head_dim,
-                       position % kBlockTokens, keys, keys + op.num_kv_heads * head_bytes);
+                       position % kBlockTokens, keys, keys + head_bytes);
   }
 }
 
@@ -262,9 +269,9 @@ void Executor::run_attend(const OpSpec& op, int thread) {
         visible[rows] = seg.position + u.token + t + 1;
       }
     }
-    int64_t key_offset = op.cache_offset + u.kv_head * head_bytes;
+    int64_t key_offset = op.cache_offset + u.kv_head * 2 * head_bytes;  // a head's keys, then its values
     AttendArgs args{q, visible, rows, dim, op.value, u.span, u.num_spans, cache_.data(), seg.blocks, spec_.block_bytes,
-                    key_offset, key_offset + op.num_kv_heads * head_bytes, &scratch};
+                    key_offset, key_offset + head_bytes, &scratch};
     kernels_->attend_rows(args);
     const int64_t spans = (seg.position + seg.count + kSpanTokens - 1) / kSpanTokens;
     rows = 0;

@@ -6,8 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "executor.h"
-#include "probe.h"
-#include "sampler.h"
+#include "module.h"
 
 namespace nb = nanobind;
 using namespace hotset;
@@ -103,4 +102,6 @@ NB_MODULE(_native, m) {
   }();
   bind_specs(m);
   bind_executor(m);
+  bind_probe(m);
+  bind_sampler(m);
 }

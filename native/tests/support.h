@@ -14,7 +14,7 @@
 namespace hotset {
 
 // One test: the first failed check is kept as its reason. The checksum covers the result bits, and is the same
-// for every instruction set where `is_portable`.
+// for every instruction set where `is_portable`, and for all but AVX-512 otherwise.
 class Test {
  public:
   Test(std::string name, bool is_portable) : name_(std::move(name)), is_portable_(is_portable) {}

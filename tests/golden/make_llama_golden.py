@@ -33,7 +33,9 @@ SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>")
 VOCAB_SIZE = 256 + len(SPECIALS)  # 260: not a multiple of 16, so that row tiles have a ragged end
 
 # Positions whose logits are kept: the first ones, the borders of 16, 32, 64 and of the 256-token block, the end.
-KEPT_POSITIONS = (*range(20), 31, 32, 33, 63, 64, 65, 100, 127, 128, 200, 254, 255, 256, 257, 258, 280, 298, 299, 511, 512, 598, 599)
+KEPT_POSITIONS = (
+    *range(20), 31, 32, 33, 63, 64, 65, 100, 127, 128, 200, 254, 255, 256, 257, 258, 280, 298, 299, 511, 512, 598, 599,
+)  # fmt: skip
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import click
 
+import hotset
 from hotset.errors import HotsetError, InternalError
 
 EXIT_USAGE = 2
@@ -81,11 +82,16 @@ class HotsetGroup(click.Group):
     ) -> NoReturn:
         """Run the command line and exit with the code of what happened."""
         state = CliState()
+        code = 0
+        # click's own main is not used: it answers a closed pipe with exit code 1, as if something had failed.
         try:
-            result = super().main(args, prog_name, complete_var, standalone_mode=False, obj=state, **extra)
-            # --help and --version end in click's Exit, which super().main returns as a number.
+            try:
+                arguments = sys.argv[1:] if args is None else list(args)
+                with self.make_context(prog_name or "hotset", arguments, obj=state, **extra) as context:
+                    self.invoke(context)
+            except click.exceptions.Exit as done:  # --help and --version
+                code = done.exit_code
             sys.stdout.flush()
-            code = result if isinstance(result, int) else 0
         except BrokenPipeError:
             # The reader of a pipe went away (hotset list | head -1). Python would complain once more on exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -136,10 +142,10 @@ def _usage_hint(error: click.UsageError) -> str:
         return error.hint
     path = error.ctx.command_path if error.ctx else "hotset"
     if isinstance(error, click.NoSuchOption):
-        names = _option_names(error.ctx) if error.ctx else []
-        close = difflib.get_close_matches(error.option_name, names, n=1, cutoff=0.5)
+        names = {name.lstrip("-"): name for name in _option_names(error.ctx)} if error.ctx else {}
+        close = difflib.get_close_matches(error.option_name.lstrip("-"), names, n=1)
         if close:
-            return f"did you mean {close[0]}?"
+            return f"did you mean {names[close[0]]}?"
     return f"see '{path} --help'"
 
 
@@ -149,15 +155,14 @@ def _option_names(ctx: click.Context) -> list[str]:
 
 def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value:
-        from hotset.cli.version import package_version
-
-        click.echo(f"hotset {package_version()}")
+        click.echo(f"hotset {hotset.__version__}")
         ctx.exit()
 
 
 @click.group(
     cls=HotsetGroup,
     invoke_without_command=True,
+    subcommand_metavar="VERB [ARGS]...",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option("--debug", is_flag=True, help="Show the Python traceback of an error.")

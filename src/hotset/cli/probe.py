@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 
 
 @click.command(name="probe")
-@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Measure up to N threads [default: one a core].")
-@click.option("--quick", is_flag=True, help="Measure for at most 3 seconds instead of 10: smaller buffer, fewer samples.")
+@click.option(
+    "--threads", type=click.IntRange(min=1), metavar="N", help="Measure up to N threads [default: one a core]."
+)
+@click.option(
+    "--quick", is_flag=True, help="Measure for at most 3 seconds instead of 10: smaller buffer, fewer samples."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, with all samples.")
 def command(threads: int | None, quick: bool, as_json: bool) -> None:
     """Measure what this machine can do: memory, caches, arithmetic.
@@ -70,9 +74,10 @@ def _text(topology: Topology, memory: MemoryState, report: ProbeReport) -> list[
     from hotset.machine.files import format_cpu_list
 
     nodes = len(topology.nodes)
+    cpus = format_cpu_list(tuple(sorted(report.cpus)))
     lines = [
         f"processor   {topology.model}, kernels for {report.isa}",
-        f"threads     {len(report.cpus)} on CPUs {format_cpu_list(tuple(sorted(report.cpus)))} ({report.threads_reason})",
+        f"threads     {len(report.cpus)} on CPUs {cpus} ({report.threads_reason})",
         f"memory      {memory.describe()}, {nodes} NUMA node{'s' * (nodes != 1)}",
         f"huge pages  {thp.describe(topology.huge_pages)}; "
         f"{format_bytes(report.huge_bytes)} of the {format_bytes(report.buffer_bytes)} buffer lie in them",
@@ -89,7 +94,8 @@ def _text(topology: Topology, memory: MemoryState, report: ProbeReport) -> list[
     lines.append("")
     lines.append(f"ceiling: {report.read_bytes_per_s / 1e9:.1f} GB/s DRAM read with {len(report.cpus)} threads")
     if report.saturating_threads < len(report.cpus):
-        lines.append(f"enough for it: {report.saturating_threads} threads (within 3 %)")
+        enough = report.saturating_threads
+        lines.append(f"enough for it: {enough} thread{'s' * (enough != 1)} (within 3 %)")
     return lines
 
 

@@ -7,6 +7,8 @@ import platform
 
 import click
 
+import hotset
+
 
 @click.command(name="version")
 @click.option("--json", "as_json", is_flag=True, help="Print the versions as JSON.")
@@ -18,7 +20,7 @@ def command(as_json: bool) -> None:
     from hotset.machine.native import available_isas, isa_in_use
 
     report = {
-        "hotset": package_version(),
+        "hotset": hotset.__version__,
         "isa": isa_in_use(),
         "available_isas": list(available_isas()),
         "python": platform.python_version(),
@@ -31,10 +33,3 @@ def command(as_json: bool) -> None:
     click.echo(f"kernels {report['isa']} (available: {', '.join(available_isas())})")
     click.echo(f"python  {report['python']}")
     click.echo(f"system  {report['system']}")
-
-
-def package_version() -> str:
-    """The version of the installed package."""
-    from importlib.metadata import version
-
-    return version("hotset")

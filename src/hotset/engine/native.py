@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,62 +16,48 @@ from hotset.engine.batch import StepBatch
 from hotset.errors import CheckpointError, InternalError, MachineError
 from hotset.models.spec import ModelSpec
 from hotset.plan.budget import Plan
-from hotset.program.lower import FEW_TOKENS, Lowered, lower
+from hotset.program.lower import FEW_TOKENS, Lowered, NativeOp, NativeWeight, lower
 
 OP_KINDS = (
-    "embed", "angles", "rms_norm", "pack", "linear", "gated", "rope", "store_kv", "attend", "attend_merge", "select",
+    "embed", "angles", "rms_norm", "pack", "linear", "gated", "silu_mul", "rope", "store_kv", "attend", "attend_merge",
+    "select",
 )  # fmt: skip
 """Order of ``OpKind`` in native/src/executor.h."""
 
 
-def choose_isa(forced: str | None = None) -> str:
-    """The kernel set to run: the best that the processor reports, or the lower one asked for (``HOTSET_ISA``)."""
-    usable = _native.isas()
-    if not usable:
-        raise MachineError(
-            "this processor has none of the instruction sets hotset needs",
-            "AVX2 with FMA, or NEON with dotprod and i8mm",
-        )
-    if forced is None:
-        return usable[0]
-    if forced not in usable:
-        raise MachineError(
-            f"HOTSET_ISA={forced} cannot run here",
-            f"HOTSET_ISA={usable[0]}" if len(usable) == 1 else f"one of {', '.join(usable)}",
-        )
-    return forced
+_Spec = TypeVar("_Spec")
 
 
-def _copy(target: object, source: object, skip: tuple[str, ...] = ()) -> object:
+def _copy(target: _Spec, source: object, skip: tuple[str, ...] = ()) -> _Spec:
     for name, value in vars(source).items():
         if name not in skip:
             setattr(target, name, int(value) if isinstance(value, bool) else value)
     return target
 
 
+def _op_spec(op: NativeOp) -> _native.OpSpec:
+    native = _copy(_native.OpSpec(), op, skip=("kind", "source"))
+    native.kind = OP_KINDS.index(op.kind)
+    return native
+
+
+def _weight_spec(weight: NativeWeight) -> _native.WeightSpec:
+    native = _copy(_native.WeightSpec(), weight, skip=("key", "format"))
+    native.format = _native.FORMATS.index(weight.format)
+    return native
+
+
+_COPIED = (
+    "slot_bytes", "private_slot_bytes", "max_tokens", "max_outputs", "attend_rows", "attend_head_dim", "logits",
+)  # fmt: skip
+
+
 def _native_spec(low: Lowered, plan: Plan) -> _native.ExecutorSpec:
     spec = _native.ExecutorSpec()
-    ops = []
-    for op in low.ops:
-        native = _copy(_native.OpSpec(), op, skip=("kind", "source"))
-        native.kind = OP_KINDS.index(op.kind)  # type: ignore[attr-defined]
-        ops.append(native)
-    weights = []
-    for weight in low.weights:
-        native = _copy(_native.WeightSpec(), weight, skip=("key", "format"))
-        native.format = _native.FORMATS.index(weight.format)  # type: ignore[attr-defined]
-        weights.append(native)
-    spec.ops, spec.weights = ops, weights
+    spec.ops = [_op_spec(op) for op in low.ops]
+    spec.weights = [_weight_spec(weight) for weight in low.weights]
     spec.buffers = [_copy(_native.BufferSpec(), buffer) for buffer in low.buffers]
-    for name in (
-        "slot_bytes",
-        "private_slot_bytes",
-        "max_tokens",
-        "max_outputs",
-        "attend_rows",
-        "attend_head_dim",
-        "logits",
-    ):
+    for name in _COPIED:
         setattr(spec, name, getattr(low, name))
     spec.frequencies = list(low.frequencies)
     spec.few_tokens = FEW_TOKENS
@@ -139,7 +126,8 @@ class NativeExecutor:
             table = np.array((s.first, s.count, s.position, 0), dtype=np.int32)
             blocks = np.ascontiguousarray(s.blocks, dtype=np.int32)
         else:
-            rows, start = [], 0
+            rows: list[int] = []
+            start = 0
             for s in segments:
                 rows.extend((s.first, s.count, s.position, start))
                 start += len(s.blocks)

@@ -25,7 +25,9 @@ def require_text(root: Path, name: str) -> str:
     """Return the stripped text of ``root/name``; MachineError when it cannot be read."""
     text = read_text(root, name)
     if text is None:
-        raise MachineError(f"cannot read {name}, which every Linux system has", "hotset runs on Linux with /proc mounted")
+        raise MachineError(
+            f"cannot read {name}, which every Linux system has", "hotset runs on Linux with /proc mounted"
+        )
     return text
 
 

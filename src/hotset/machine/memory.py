@@ -45,14 +45,13 @@ class MemoryState:
 
     @property
     def source(self) -> str:
+        """The name of the limit that leaves least."""
         return self.tightest.source
 
     def describe(self) -> str:
         """Say in one line what is available and why."""
-        return (
-            f"{format_bytes(self.available_bytes)} available of {format_bytes(self.total_bytes)} "
-            f"(limit: {self.source})"
-        )
+        total = format_bytes(self.total_bytes)
+        return f"{format_bytes(self.available_bytes)} available of {total} (limit: {self.source})"
 
 
 def read_memory(root: Path = ROOT) -> MemoryState:
@@ -76,6 +75,7 @@ def _machine_term(root: Path) -> MemoryTerm:
 
 
 def _cgroup_terms(root: Path, group: Cgroup) -> list[MemoryTerm]:
+    limit_names: tuple[str, ...]
     if group.version == 2:
         # Above memory.high the kernel slows the process down to keep it there, so it is a limit as well.
         limit_names, usage_name, prefix = ("memory.max", "memory.high"), "memory.current", ""

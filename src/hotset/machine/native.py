@@ -27,13 +27,15 @@ def isa_in_use() -> str:
     available = available_isas()
     if not available:
         raise MachineError(
-            "this processor runs none of hotset's kernel sets", "they need AVX2 with FMA and F16C, or Arm dotprod and i8mm"
+            "this processor runs none of hotset's kernel sets",
+            "they need AVX2 with FMA and F16C, or Arm dotprod and i8mm",
         )
     wanted = load_settings().isa
     if wanted is None:
         return available[0]
     if wanted not in available:
         raise MachineError(
-            f"HOTSET_ISA={wanted} cannot run here, this processor runs {', '.join(available)}", f"HOTSET_ISA={available[0]}"
+            f"HOTSET_ISA={wanted} cannot run here, this processor runs {', '.join(available)}",
+            f"HOTSET_ISA={available[0]}",
         )
     return wanted

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hotset.errors import MachineError
+from hotset.errors import InternalError, MachineError
 from hotset.machine.files import ROOT, read_table, read_text
 from hotset.machine.memory import MemoryState, read_memory
 from hotset.machine.native import isa_in_use, native_module
@@ -152,8 +153,8 @@ class Buffers(Protocol):
     ) -> list[float]: ...
 
 
-class ReadMeter:
-    """Measures DRAM read bandwidth again and again with buffers that stay allocated.
+class CeilingMeter:
+    """Measures read bandwidth and arithmetic rates again and again, with a buffer that stays allocated.
 
     A context manager. Between measurements its threads do not exist, so it can be interleaved with the
     work that it is the ceiling of.
@@ -173,15 +174,16 @@ class ReadMeter:
         nodes = self.topology.cpus_by_node(self.cpus)
         self.buffer_bytes = buffer_size(self.topology, self.cpus, buffer_bytes, read_memory())
         before = _huge_bytes()
-        self._buffers: Buffers | None = native_module().ProbeBuffers(
-            [list(cpus) for cpus in nodes], self.buffer_bytes // len(nodes), self.topology.huge_pages.page_bytes
-        )
+        with _machine_errors():
+            self._buffers: Buffers | None = native_module().ProbeBuffers(
+                [list(cpus) for cpus in nodes], self.buffer_bytes // len(nodes), self.topology.huge_pages.page_bytes
+            )
         self.huge_bytes = max(0, _huge_bytes() - before)
         self.prefetch_bytes = max(
             PREFETCH_BYTES, key=lambda distance: self._read(self.cpus, 0, distance, choice_seconds).median
         )
 
-    def measure(self, seconds: float = 0.3, num_threads: int | None = None) -> Samples:
+    def measure_read(self, seconds: float = 0.3, num_threads: int | None = None) -> Samples:
         """Bytes read per second by ``num_threads`` (default: all) threads together, each its own contiguous part."""
         return self._read(self.cpus[:num_threads], 0, self.prefetch_bytes, seconds)
 
@@ -189,16 +191,28 @@ class ReadMeter:
         """The same for a part of each thread that stays in a cache."""
         return self._read(self.cpus[:num_threads], bytes_per_thread, 0, seconds)
 
+    def compute_kinds(self) -> list[tuple[str, str]]:
+        """(kind, instruction) of every arithmetic rate that this processor has: int8, int8_matrix, bf16, f32."""
+        return list(native_module().probe_computes(self.isa))
+
+    def measure_compute(self, kind: str, seconds: float = 0.1, num_threads: int | None = None) -> Samples:
+        """Operations per second of ``kind`` by ``num_threads`` (default: all) threads together."""
+        cpus = list(self.cpus[:num_threads])
+        with _machine_errors():
+            return Samples(tuple(native_module().probe_compute(self.isa, kind, cpus, seconds, MIN_SAMPLES)))
+
     def _read(self, cpus: tuple[int, ...], num_bytes: int, prefetch: int, seconds: float) -> Samples:
-        assert self._buffers is not None, "the meter is closed"
-        values = self._buffers.read(self.isa, list(cpus), num_bytes, prefetch, seconds, MIN_SAMPLES)
+        if self._buffers is None:
+            raise InternalError("a closed meter was asked to measure")
+        with _machine_errors():
+            values = self._buffers.read(self.isa, list(cpus), num_bytes, prefetch, seconds, MIN_SAMPLES)
         return Samples(tuple(values))
 
     def close(self) -> None:
         """Give the memory back."""
         self._buffers = None
 
-    def __enter__(self) -> ReadMeter:
+    def __enter__(self) -> CeilingMeter:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -206,9 +220,9 @@ class ReadMeter:
 
 
 def read_bandwidth(threads: int | None = None, seconds: float = 0.5) -> Samples:
-    """Measure DRAM read bandwidth once, in bytes per second. For repeated measurements keep a :class:`ReadMeter`."""
-    with ReadMeter(threads) as meter:
-        return meter.measure(seconds)
+    """Measure DRAM read bandwidth once, in bytes per second. For repeated measurements keep a :class:`CeilingMeter`."""
+    with CeilingMeter(threads) as meter:
+        return meter.measure_read(seconds)
 
 
 def probe(
@@ -222,14 +236,14 @@ def probe(
     begin = time.perf_counter()
     default, reason = default_threads(topology)
     step(f"placing the buffer and choosing a prefetch distance, {threads or default} threads")
-    with ReadMeter(
+    with CeilingMeter(
         threads, buffer_bytes=effort.buffer_bytes, choice_seconds=effort.choice_seconds, topology=topology
     ) as meter:
         counts = thread_counts(len(meter.cpus))
         reads = []
         for count in counts:
             step(f"DRAM read, {count} threads")
-            samples = meter.measure(effort.row_seconds, count)
+            samples = meter.measure_read(effort.row_seconds, count)
             reads.append(ReadRow("DRAM", count, meter.buffer_bytes // count, samples))
         step("cache read")
         for level, count, num_bytes in _cache_rows(topology, meter):
@@ -256,7 +270,7 @@ def num_steps(topology: Topology, threads: int | None) -> int:
 
 
 def thread_counts(most: int) -> list[int]:
-    """Thread counts to measure: every one up to 8, then in steps of about a half (12, 16, 24, 32, ...), and the most."""
+    """Thread counts to measure: every one up to 8, then 12, 16, 24, 32, 48, ..., and the most."""
     counts = list(range(1, min(most, 8) + 1))
     power = 8
     while power < most:
@@ -279,7 +293,7 @@ def buffer_size(topology: Topology, cpus: tuple[int, ...], wanted_bytes: int, me
     return size
 
 
-def _cache_rows(topology: Topology, meter: ReadMeter) -> list[tuple[int, int, int]]:
+def _cache_rows(topology: Topology, meter: CeilingMeter) -> list[tuple[int, int, int]]:
     """(level, threads, bytes per thread), each part well inside its cache, for one thread and for all."""
     rows = []
     for level in (1, 2, 3):
@@ -295,15 +309,21 @@ def _cache_rows(topology: Topology, meter: ReadMeter) -> list[tuple[int, int, in
     return rows
 
 
-def _compute_rows(meter: ReadMeter, effort: Effort) -> list[ComputeRow]:
-    native = native_module()
-    rows = []
-    for kind, instruction in native.probe_computes(meter.isa):
-        for count in sorted({1, len(meter.cpus)}):
-            cpus = list(meter.cpus[:count])
-            values = native.probe_compute(meter.isa, kind, cpus, effort.row_seconds / 2, MIN_SAMPLES)
-            rows.append(ComputeRow(kind, instruction, count, Samples(tuple(values))))
-    return rows
+def _compute_rows(meter: CeilingMeter, effort: Effort) -> list[ComputeRow]:
+    return [
+        ComputeRow(kind, instruction, count, meter.measure_compute(kind, effort.row_seconds / 2, count))
+        for kind, instruction in meter.compute_kinds()
+        for count in sorted({1, len(meter.cpus)})
+    ]
+
+
+@contextmanager
+def _machine_errors() -> Iterator[None]:
+    """What the native probe raises is about memory and CPUs that the system refuses."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise MachineError(str(error)) from error
 
 
 def _huge_bytes() -> int:

@@ -82,6 +82,8 @@ def _pools(root: Path) -> tuple[HugePagePool, ...]:
         name = f"{POOLS}/{entry.name}"
         size = int(entry.name.removeprefix("hugepages-").removesuffix("kB")) * KIB
         pools.append(
-            HugePagePool(size, read_int(root, f"{name}/nr_hugepages") or 0, read_int(root, f"{name}/free_hugepages") or 0)
+            HugePagePool(
+                size, read_int(root, f"{name}/nr_hugepages") or 0, read_int(root, f"{name}/free_hugepages") or 0
+            )
         )
     return tuple(sorted(pools, key=lambda pool: pool.page_bytes))

@@ -136,7 +136,7 @@ def pick_cpus(topology: Topology, num_threads: int) -> tuple[int, ...]:
 
 
 def _model(root: Path) -> str:
-    fields = {}
+    fields: dict[str, str] = {}
     for line in (read_text(root, "/proc/cpuinfo") or "").splitlines():
         name, _, value = line.partition(":")
         fields.setdefault(name.strip(), value.strip())

@@ -135,7 +135,9 @@ def _from_gguf(checkpoint: Checkpoint) -> LlamaConfig:
     f = Fields(checkpoint.metadata, source, "llama.")
     general = Fields(checkpoint.metadata, source)
     if f.has("expert_count") and f.integer("expert_count") > 0:
-        raise CheckpointError(f"{source}: llama.expert_count is {f.integer('expert_count')}; mixture files of this family are not run")
+        raise CheckpointError(
+            f"{source}: llama.expert_count is {f.integer('expert_count')}; mixture files of this family are not run"
+        )
     hidden, heads = f.integer("embedding_length"), f.integer("attention.head_count")
     head_dim = f.integer("attention.key_length", hidden // max(heads, 1))
     if f.integer("attention.value_length", head_dim) != head_dim:
@@ -146,12 +148,16 @@ def _from_gguf(checkpoint: Checkpoint) -> LlamaConfig:
     if kind == "linear":
         frequencies = [x / f.number("rope.scaling.factor") for x in frequencies]
     elif kind != "none":
-        raise CheckpointError(f"{source}: rope scaling {kind!r} is not one that hotset runs", "none or linear, or rope_freqs")
+        raise CheckpointError(
+            f"{source}: rope scaling {kind!r} is not one that hotset runs", "none or linear, or rope_freqs"
+        )
     if "rope_freqs.weight" in checkpoint.tensors:
         # Llama 3.1 converters store the scaling as one divisor per frequency.
         divisors = checkpoint.array("rope_freqs.weight").reshape(-1)
         if len(divisors) != len(frequencies):
-            raise CheckpointError(f"{source}: rope_freqs.weight has {len(divisors)} values, expected {len(frequencies)}")
+            raise CheckpointError(
+                f"{source}: rope_freqs.weight has {len(divisors)} values, expected {len(frequencies)}"
+            )
         frequencies = [x / float(d) for x, d in zip(frequencies, divisors, strict=True)]
     embedding = checkpoint.tensors.get("token_embd.weight")
     if embedding is None:
@@ -176,7 +182,16 @@ def _from_gguf(checkpoint: Checkpoint) -> LlamaConfig:
 
 
 def _check(c: LlamaConfig, source: str) -> None:
-    for field in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_size", "vocab_size", "max_context"):
+    for field in (
+        "num_layers",
+        "hidden_size",
+        "num_heads",
+        "num_kv_heads",
+        "head_dim",
+        "ffn_size",
+        "vocab_size",
+        "max_context",
+    ):
         if getattr(c, field) < 1:
             raise CheckpointError(f"{source}: {field} is {getattr(c, field)}, expected at least 1")
     if c.num_heads % c.num_kv_heads:
@@ -185,7 +200,9 @@ def _check(c: LlamaConfig, source: str) -> None:
         if getattr(c, field) % LANES:
             raise CheckpointError(f"{source}: {field} is {getattr(c, field)}, expected a multiple of {LANES}")
     if c.head_dim > 512 or 2 * len(c.frequencies) > c.head_dim:
-        raise CheckpointError(f"{source}: head size {c.head_dim} with {2 * len(c.frequencies)} rotary channels is not run")
+        raise CheckpointError(
+            f"{source}: head size {c.head_dim} with {2 * len(c.frequencies)} rotary channels is not run"
+        )
 
 
 HF_NAMES = {
@@ -222,7 +239,9 @@ def _tensors(c: LlamaConfig, kind: str) -> tuple[TensorDecl, ...]:
         if not is_gguf:
             name = f"model.layers.{layer}.self_attn.rotary_emb.inv_freq"
             reason = "computed from the configuration"
-            out.append(TensorDecl(f"inv_freq.{layer}", name, (c.head_dim // 2,), "table", VECTOR_FORMATS, "ignored", reason))
+            out.append(
+                TensorDecl(f"inv_freq.{layer}", name, (c.head_dim // 2,), "table", VECTOR_FORMATS, "ignored", reason)
+            )
     out.append(declare("norm", names["norm"], (c.hidden_size,), "norm"))
     head = f"{names['head']}.weight"
     shape = (c.vocab_size, c.hidden_size)
@@ -232,7 +251,9 @@ def _tensors(c: LlamaConfig, kind: str) -> tuple[TensorDecl, ...]:
         out.append(TensorDecl("head", head, shape, "linear", LINEAR_FORMATS, "ignored", "tied to the embedding"))
     if is_gguf:
         reason = "read while the model is declared: divisors of the rotary frequencies"
-        out.append(TensorDecl("rope_freqs", "rope_freqs.weight", (len(c.frequencies),), "table", ("F32",), "ignored", reason))
+        out.append(
+            TensorDecl("rope_freqs", "rope_freqs.weight", (len(c.frequencies),), "table", ("F32",), "ignored", reason)
+        )
     return tuple(out)
 
 

@@ -30,7 +30,9 @@ def describe(checkpoint: Checkpoint) -> ModelSpec:
     name = architecture_of(checkpoint)
     if name not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
-        raise CheckpointError(f"{checkpoint.path}: architecture {name!r} is not one that hotset runs", f"one of {known}")
+        raise CheckpointError(
+            f"{checkpoint.path}: architecture {name!r} is not one that hotset runs", f"one of {known}"
+        )
     module = importlib.import_module(f"hotset.models.{FAMILIES[name]}")
     spec: ModelSpec = module.describe(checkpoint)
     return spec

@@ -18,7 +18,7 @@ from hotset.program.cost import decode_bytes
 from hotset.units import MIB, align_up, format_bytes
 
 DEFAULT_CONTEXT = 8192
-DEFAULT_SEQUENCES = 4
+DEFAULT_SEQUENCES = 1
 WORKSPACE_BUDGET = 256 * MIB
 """What a step's buffers may take; the prefill chunk follows from it."""
 LARGEST_CHUNK = 512
@@ -138,8 +138,8 @@ def make_plan(
     sequences = _positive("max_sequences", DEFAULT_SEQUENCES if wish.max_sequences is None else wish.max_sequences)
     context = min(spec.max_context, DEFAULT_CONTEXT) if wish.context is None else _positive("context", wish.context)
     if context > spec.max_context:
-        raise RequestError(f"context {context} is more than the {spec.max_context} tokens that {spec.name} was made for",
-                           f"--context {spec.max_context}")  # fmt: skip
+        limit = f"the {spec.max_context} tokens that {spec.name} was made for"
+        raise RequestError(f"context {context} is more than {limit}", f"--context {spec.max_context}")
     outputs = max(sequences, 8)
     chunk = wish.prefill_chunk
     chunk = choose_chunk(spec, formats, outputs, context) if chunk is None else _positive("prefill_chunk", chunk)
@@ -152,21 +152,35 @@ def make_plan(
     blocks = sequences * num_blocks(context) + num_blocks(wish.prefix_tokens)
     per_block = block_bytes(spec.groups)
     matrices, vectors = weights_bytes(spec, formats)
+    cache = f"{blocks} blocks of {BLOCK_TOKENS} tokens, {per_block:,} B each, for {sequences} x {context:,} tokens"
+    scratch = num_threads * low.scratch_bytes
     terms = (
-        Term("weights", matrices + vectors, "resident", f"{len(spec.program.weights)} tensors, as many bits as in the file"),
-        Term("cache", blocks * per_block, "per sequence",
-             f"{blocks} blocks of {BLOCK_TOKENS} tokens, {per_block:,} B each, for {sequences} x {context:,} tokens"),
+        Term("weights", matrices + vectors, "resident", f"{len(spec.program.weights)} tensors, the files' own formats"),
+        Term("cache", blocks * per_block, "per sequence", cache),
         Term("workspace", sum(low.slot_bytes), "transient", f"step buffers for {chunk} tokens and {outputs} outputs"),
         Term("attention partials", partials * 4, "transient", f"{sequences} rows over {context:,} tokens"),
-        Term("thread scratch", num_threads * low.scratch_bytes, "transient", f"{num_threads} threads"),
+        Term("thread scratch", scratch, "transient", f"{num_threads} threads"),
         Term("load staging", num_threads * STAGING_BYTES, "load", "freed when loaded"),
         Term("reserve", RESERVE_BYTES, "reserve", "interpreter, tokenizer, the rest of the machine"),
-    )  # fmt: skip
+    )
     contexts = sorted({1, min(4096, context), context})
     return Plan(
-        spec.name, context, sequences, chunk, outputs, num_threads, blocks, per_block, per_block / BLOCK_TOKENS, partials,
-        terms, available_bytes, source, {c: decode_bytes(spec.program, formats, c) for c in contexts}, tuple(changes),
-    )  # fmt: skip
+        model=spec.name,
+        context=context,
+        max_sequences=sequences,
+        prefill_chunk=chunk,
+        max_outputs=outputs,
+        num_threads=num_threads,
+        num_blocks=blocks,
+        block_bytes=per_block,
+        cache_bytes_per_token=per_block / BLOCK_TOKENS,
+        partial_floats=partials,
+        terms=terms,
+        available_bytes=available_bytes,
+        available_source=source,
+        decode_bytes={c: decode_bytes(spec.program, formats, c) for c in contexts},
+        changes=tuple(changes),
+    )
 
 
 def require_fit(plan: Plan) -> None:

@@ -20,7 +20,9 @@ def explain(plan: Plan, read_bandwidth: float | None = None) -> list[str]:
         f"  {'total':<{width}}  {format_bytes(plan.total_bytes):>11}  {verdict} in "
         f"{format_bytes(plan.available_bytes)} ({plan.available_source})"
     )
-    lines.append(f"cache: {plan.cache_bytes_per_token:,.2f} B per token, {plan.block_bytes:,} B per block of 256 tokens")
+    lines.append(
+        f"cache: {plan.cache_bytes_per_token:,.2f} B per token, {plan.block_bytes:,} B per block of 256 tokens"
+    )
     for context, num_bytes in plan.decode_bytes.items():
         ceiling = ""
         if read_bandwidth:

@@ -41,7 +41,12 @@ def op_class(op: p.Op) -> str:
 
 
 def op_cost(
-    op: p.Op, formats: Mapping[str, str], groups: tuple[CacheGroup, ...], num_tokens: int, num_outputs: int, context: int
+    op: p.Op,
+    formats: Mapping[str, str],
+    groups: tuple[CacheGroup, ...],
+    num_tokens: int,
+    num_outputs: int,
+    context: int,
 ) -> Cost:
     """Cost of one op in a step of ``num_tokens`` tokens of one sequence that has ``context`` tokens in the cache.
 

@@ -210,7 +210,13 @@ class _Lowering:
 
     def lower_gated(self, op: p.GatedLinear) -> None:
         if self.formats[op.gate.key] != self.formats[op.up.key]:
-            raise InternalError(f"{op.gate.key} and {op.up.key} have different formats")
+            # Tiles of different size cannot alternate: two products, then the gate.
+            halves = [p.Buffer(f"{op.out.name}.{side}", op.out.width, op.out.rows) for side in ("gate", "up")]
+            for weight, half in zip((op.gate, op.up), halves, strict=True):
+                self.lower(p.Linear(op.x, weight, half))
+            x, y = (self.buffer(half) for half in halves)
+            self.emit("silu_mul", x=x, y=y, out=self.buffer(op.out, is_private=True))
+            return
         x = self.packed(op.x, op.gate)
         gate, up = self.weight(op.gate), self.weight(op.up)
         self.out.weights[gate].pair = up
@@ -276,6 +282,9 @@ def _accesses(low: Lowered, op: NativeOp, few: bool) -> list[tuple[object, bool,
             # Replicated in a small step: every thread reads whole rows.
             share = rows(op.x) if not few else whole(op.x)
             return [(slot(op.x), False, share), (slot(op.out), True, rows(op.out))]
+        case "silu_mul":
+            shares = [rows(b) if not few else whole(b) for b in (op.x, op.y)]
+            return [(slot(op.x), False, shares[0]), (slot(op.y), False, shares[1]), (slot(op.out), True, rows(op.out))]
         case "select":
             return [(slot(op.x), False, ANY), (slot(op.out), True, rows(op.out))]
         case "linear" | "gated":

@@ -134,7 +134,9 @@ class ReferenceExecutor:
         return blocks[positions // BLOCK_TOKENS].astype(np.int64) * BLOCK_TOKENS + positions % BLOCK_TOKENS
 
     def _store(self, op: p.StoreKV, batch: StepBatch) -> None:
-        for rows, source in zip(self._rows(op.group, op.layer, op.num_kv_heads, op.head_dim), (op.k, op.v), strict=True):
+        for rows, source in zip(
+            self._rows(op.group, op.layer, op.num_kv_heads, op.head_dim), (op.k, op.v), strict=True
+        ):
             values = self._buffers[source]
             if self._rounding:
                 values = values.astype(np.float16).astype(np.float32)

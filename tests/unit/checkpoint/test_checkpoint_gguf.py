@@ -316,5 +316,5 @@ def test_a_format_that_cannot_run_is_named_and_has_a_place(tmp_path: Path) -> No
     checkpoint = open_checkpoint(write(tmp_path, gguf_bytes(tensors=tensors)))
     assert checkpoint.tensors["w"].nbytes == 176
     assert checkpoint.raw("w").nbytes == 176
-    with pytest.raises(CheckpointError, match="^tensor w is Q5_K; hotset runs F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K"):
+    with pytest.raises(CheckpointError, match=r"^tensor w is Q5_K; hotset runs F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K"):
         checkpoint.array("w")

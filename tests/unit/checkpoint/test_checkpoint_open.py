@@ -33,8 +33,8 @@ def test_ambiguous_folders_are_refused(tmp_path: Path) -> None:
     safetensors_folder(tmp_path)
     with pytest.raises(CheckpointError, match=r"holds a safetensors model and GGUF files: a\.gguf, b\.gguf"):
         open_checkpoint(tmp_path)
-    os.remove(tmp_path / "a.gguf")
-    os.remove(tmp_path / "b.gguf")
+    (tmp_path / "a.gguf").unlink()
+    (tmp_path / "b.gguf").unlink()
     (tmp_path / "other.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes())
     with pytest.raises(CheckpointError, match=r"holds 2 safetensors files and no model\.safetensors\.index\.json"):
         open_checkpoint(tmp_path)
@@ -55,7 +55,9 @@ def test_pickles_are_never_read(tmp_path: Path) -> None:
     pickle = tmp_path / "pytorch_model.bin"
     pickle.write_bytes(b"cos\nsystem\n(S'touch PWNED'\ntR.")
     for path in (tmp_path, pickle):
-        with pytest.raises(CheckpointError, match=r"pytorch_model\.bin is a Python pickle, which can run code") as caught:
+        with pytest.raises(
+            CheckpointError, match=r"pytorch_model\.bin is a Python pickle, which can run code"
+        ) as caught:
             open_checkpoint(path)
         assert caught.value.hint == "get the model in safetensors or GGUF"
 

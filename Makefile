@@ -1,0 +1,59 @@
+# hotset's commands for a fresh checkout. Needs Python 3.11+, a C++ compiler and make; everything else comes from
+# the Python package index (cmake and ninja too).
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+NATIVE := $(wildcard native/CMakeLists.txt native/src/* native/kernels/*)
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test test-models test-kernels test-aarch64 test-oracles lint docs bench-peers clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+$(VENV)/.made:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --upgrade pip
+	$(PIP) install scikit-build-core nanobind cmake ninja
+	touch $@
+
+$(VENV)/.built: $(VENV)/.made pyproject.toml $(NATIVE)
+	$(PIP) install --no-build-isolation --editable '.[test,lint]'
+	touch $@
+
+build: $(VENV)/.built  ## build hotset into .venv
+
+demo: build  ## fetch SmolLM2-135M (98 MB), plan it, chat one answer, measure its share of the memory bandwidth
+	$(BIN)/hotset pull smollm2-135m
+	$(BIN)/hotset plan smollm2-135m
+	$(BIN)/hotset run smollm2-135m "What is the capital of France? Answer in one sentence." --stats
+	$(BIN)/hotset bench smollm2-135m --context 128 --prefill 512 --sequences 1
+
+test: build  ## the whole test suite: no network, no model
+	$(BIN)/python -m pytest
+
+test-models: build  ## SmolLM2 against stored results of an independent implementation (fetches 98 MB)
+	$(BIN)/hotset pull smollm2-135m
+	$(BIN)/python -m pytest tests/models
+
+test-kernels: build  ## every kernel set of this machine against a plain judge in C++
+	$(BIN)/cmake -S native -B build/kernel-tests -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DHOTSET_KERNEL_TESTS=ON
+	$(BIN)/cmake --build build/kernel-tests
+	build/kernel-tests/kernel_tests
+
+lint: build  ## formatting, types, stale generated documents
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python scripts/gen_cli_docs.py --check
+
+docs: build  ## regenerate docs/reference
+	$(BIN)/python scripts/gen_cli_docs.py
+
+bench-peers: build  ## side by side with llama-cpp-python and openvino-genai; writes docs/reference/peers.md
+	$(BIN)/python benchmarks/peers.py
+
+clean:  ## remove what was built (not models, not peers)
+	rm -rf $(VENV) build dist

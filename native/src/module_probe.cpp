@@ -1,0 +1,84 @@
+// Binding of the probe (hotset.machine.probe) and of the sampler (hotset.engine.native_sampler).
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <stdexcept>
+
+#include "module.h"
+#include "probe.h"
+#include "sampler.h"
+#include "table.h"
+
+namespace nb = nanobind;
+
+namespace hotset {
+
+namespace {
+
+const ProbeKernels& probe_kernels(const std::string& isa) {
+  const KernelTable* table = kernel_table(isa.c_str());
+  if (table == nullptr) throw std::runtime_error("no kernel set " + isa + " on this machine");
+  return table->probe;
+}
+
+// One request's sampler: its settings and the scratch memory it works in.
+struct Chooser {
+  SamplingParams params;
+  SamplerWorkspace workspace;
+  Chooser(const SamplingParams& p, int64_t vocab) : params(p), workspace(vocab) {}
+};
+
+using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+}  // namespace
+
+void bind_probe(nb::module_& m) {
+  nb::class_<ProbeBuffers>(m, "ProbeBuffers")
+      .def(nb::init<std::vector<std::vector<int>>, size_t, size_t>(), nb::call_guard<nb::gil_scoped_release>())
+      .def("read", [](const ProbeBuffers& b, const std::string& isa, const std::vector<int>& cpus, size_t bytes,
+                      size_t prefetch, double seconds, int min_samples) {
+        nb::gil_scoped_release release;
+        return b.read(probe_kernels(isa), cpus, bytes, prefetch, seconds, min_samples);
+      });
+  m.def("probe_computes", [](const std::string& isa) {
+    std::vector<std::pair<std::string, std::string>> out;
+    const ProbeKernels& kernels = probe_kernels(isa);
+    for (int i = 0; i < kernels.num_computes; ++i) {
+      if (can_run(kernels.computes[i])) out.emplace_back(kernels.computes[i].kind, kernels.computes[i].instruction);
+    }
+    return out;
+  });
+  m.def("probe_compute", [](const std::string& isa, const std::string& kind, const std::vector<int>& cpus,
+                            double seconds, int min_samples) {
+    nb::gil_scoped_release release;
+    const ProbeKernels& kernels = probe_kernels(isa);
+    for (int i = 0; i < kernels.num_computes; ++i) {
+      if (kind == kernels.computes[i].kind) return probe_compute(kernels.computes[i], cpus, seconds, min_samples);
+    }
+    throw std::runtime_error("no arithmetic rate " + kind);
+  });
+}
+
+void bind_sampler(nb::module_& m) {
+  nb::class_<SamplingParams>(m, "SamplingParams")
+      .def(nb::init<>())
+      .def_rw("temperature", &SamplingParams::temperature).def_rw("top_k", &SamplingParams::top_k)
+      .def_rw("top_p", &SamplingParams::top_p).def_rw("min_p", &SamplingParams::min_p)
+      .def_rw("repetition_penalty", &SamplingParams::repetition_penalty)
+      .def_rw("presence_penalty", &SamplingParams::presence_penalty)
+      .def_rw("frequency_penalty", &SamplingParams::frequency_penalty)
+      .def_rw("seed", &SamplingParams::seed).def_rw("num_prompt", &SamplingParams::num_prompt);
+  nb::class_<Chooser>(m, "Chooser")
+      .def(nb::init<const SamplingParams&, int64_t>())
+      .def("__call__", [](Chooser& c, Floats logits, Ints history, uint64_t position) {
+        return sample_token(logits.data(), static_cast<int64_t>(logits.shape(0)), c.params, history.data(),
+                            static_cast<int64_t>(history.shape(0)), position, c.workspace);
+      });
+}
+
+}  // namespace hotset

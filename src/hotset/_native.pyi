@@ -1,0 +1,103 @@
+"""Types of the native module (native/src/module*.cpp)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+FORMATS: tuple[str, ...]
+MAX_HEAD_DIM: int
+MAX_ATTEND_ROWS: int
+
+def isas() -> list[str]: ...
+
+class OpSpec:
+    kind: int
+    x: int
+    y: int
+    out: int
+    weight: int
+    weight2: int
+    barrier_few: int
+    barrier_many: int
+    add: int
+    value: float
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    adjacent: int
+    cache_offset: int
+
+class BufferSpec:
+    width: int
+    slot: int
+    is_outputs: int
+    is_packed: int
+    act: int
+    is_private: int
+
+class WeightSpec:
+    format: int
+    out_width: int
+    in_width: int
+    pair: int
+
+class ExecutorSpec:
+    ops: list[OpSpec]
+    buffers: list[BufferSpec]
+    slot_bytes: list[int]
+    private_slot_bytes: list[int]
+    weights: list[WeightSpec]
+    frequencies: list[float]
+    max_tokens: int
+    max_outputs: int
+    few_tokens: int
+    num_blocks: int
+    block_bytes: int
+    partial_floats: int
+    attend_rows: int
+    attend_head_dim: int
+    logits: int
+
+class Executor:
+    def __init__(self, cpus: Sequence[int], isa: str, spec: ExecutorSpec) -> None: ...
+    def load(self, index: int, fd: int, offset: int) -> None: ...
+    def set_vector(self, index: int, values: NDArray[np.float32]) -> None: ...
+    def touch(self) -> None: ...
+    def step(
+        self,
+        tokens: NDArray[np.int32],
+        segments: NDArray[np.int32],
+        blocks: NDArray[np.int32],
+        outputs: NDArray[np.int32],
+    ) -> None: ...
+    def logits(self, rows: int, vocab: int) -> NDArray[np.float32]: ...
+    def regions(self) -> list[tuple[str, int]]: ...
+    def profile(self, enable: bool) -> None: ...
+    def op_ns(self) -> list[int]: ...
+    def wait_ns(self) -> list[int]: ...
+
+class SamplingParams:
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int
+    num_prompt: int
+
+class Chooser:
+    def __init__(self, params: SamplingParams, vocab: int) -> None: ...
+    def __call__(self, logits: NDArray[np.float32], history: NDArray[np.int32], position: int) -> int: ...
+
+class ProbeBuffers:
+    def __init__(self, cpus_by_node: list[list[int]], bytes_per_node: int, huge_page_bytes: int) -> None: ...
+    def read(
+        self, isa: str, cpus: list[int], bytes: int, prefetch_bytes: int, seconds: float, min_samples: int
+    ) -> list[float]: ...
+
+def probe_computes(isa: str) -> list[tuple[str, str]]: ...
+def probe_compute(isa: str, kind: str, cpus: list[int], seconds: float, min_samples: int) -> list[float]: ...

@@ -1,0 +1,106 @@
+"""Loading a model: from a name to a running engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hotset.chat.tokenizer import open_tokenizer
+from hotset.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from hotset.checkpoint.manifest import Account, account
+from hotset.checkpoint.resolve import resolve_model
+from hotset.engine.engine import Engine
+from hotset.engine.native import NativeExecutor
+from hotset.engine.native_sampler import NativeSampler
+from hotset.machine.memory import read_memory
+from hotset.machine.native import isa_in_use
+from hotset.machine.topology import default_threads, pick_cpus, read_topology
+from hotset.models.registry import describe
+from hotset.models.spec import ModelSpec
+from hotset.plan.budget import Plan, Wish, make_plan, require_fit
+
+
+@dataclass(frozen=True)
+class Described:
+    """A checkpoint that was opened, declared and accounted for; no weight was read."""
+
+    checkpoint: Checkpoint
+    spec: ModelSpec
+    account: Account
+
+    @property
+    def formats(self) -> dict[str, str]:
+        """Stored format name by program key."""
+        return {key: info.format.name for key, info in self.account.loaded.items()}
+
+
+def describe_model(model: str | Path) -> Described:
+    """Open a model by path, hub id or pulled name and hold its tensors against what its family declares.
+
+    Raises:
+        RequestError: no such model here.
+        CheckpointError: the files are damaged, or are not a model that hotset runs.
+    """
+    checkpoint = open_checkpoint(resolve_model(str(model)))
+    spec = describe(checkpoint)
+    return Described(checkpoint, spec, account(checkpoint, spec.tensors))
+
+
+def plan_model(described: Described, wish: Wish) -> Plan:
+    """Plan a run of ``described`` on this machine, from headers alone."""
+    threads = wish.threads or default_threads(read_topology())[0]
+    memory = read_memory()
+    return make_plan(described.spec, described.formats, wish, threads, memory.available_bytes, memory.source)
+
+
+def load(
+    model: str | Path,
+    *,
+    threads: int | None = None,
+    context: int | None = None,
+    prefill_chunk: int | None = None,
+    max_sequences: int | None = None,
+    prefix_tokens: int = 0,
+    on_plan: Callable[[Plan], None] | None = None,
+    progress: Callable[[str, int], None] | None = None,
+) -> Engine:
+    """Load a model and return its engine.
+
+    Args:
+        model: path of a ``.gguf`` file or of a folder, a pulled name, or a hub id that was pulled.
+        threads: worker threads; default one per physical core that this process may use.
+        context: most tokens of one sequence, prompt and answer together; default the model's, at most 8,192.
+        prefill_chunk: most tokens in one step; default from a workspace budget.
+        max_sequences: most sequences at once; default 1, since each one costs a whole context of cache.
+        prefix_tokens: tokens of finished requests that stay reusable beyond what live sequences need.
+        on_plan: called with the plan after it was found to fit and before the first large allocation.
+        progress: called with each tensor's name and bytes as it is loaded.
+
+    Raises:
+        RequestError: no such model, or a setting that it cannot have.
+        MachineError: the plan does not fit this machine; the message names the largest term, the hint what fits.
+        CheckpointError: damaged or unsupported files.
+    """
+    described = describe_model(model)
+    with described.checkpoint as checkpoint:
+        spec = described.spec
+        topology = read_topology()
+        cpus = pick_cpus(topology, threads or default_threads(topology)[0])
+        plan = plan_model(described, Wish(context, max_sequences, prefill_chunk, len(cpus), prefix_tokens))
+        require_fit(plan)
+        if on_plan is not None:
+            on_plan(plan)
+        tokenizer = open_tokenizer(checkpoint)
+        executor = NativeExecutor(spec, described.formats, plan, cpus, isa_in_use())
+        executor.load(checkpoint, described.account, progress)
+    return Engine(
+        executor,
+        tokenizer,
+        NativeSampler(spec.vocab_size),
+        vocab_size=spec.vocab_size,
+        max_context=plan.context,
+        max_sequences=plan.max_sequences,
+        eos_ids=spec.eos_ids,
+        plan=plan,
+    )

@@ -1,0 +1,1 @@
+"""Measuring an engine from outside: rows of tokens per second beside the ceilings of the same minutes."""

@@ -1,0 +1,150 @@
+"""``hotset run``: one answer, or a conversation."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hotset.cli.answer import stream_answer
+from hotset.cli.chat import Chat
+from hotset.errors import RequestError
+from hotset.log import note
+
+if TYPE_CHECKING:
+    from hotset.engine.sampling import Sampling
+
+#: Option names that are fields of hotset.Sampling; given ones are passed on, the rest keep its defaults.
+SAMPLING_FIELDS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "max_tokens",
+)
+
+
+@click.command(name="run")
+@click.argument("model")
+@click.argument("prompt", required=False)
+@click.option("--system", metavar="TEXT", help="System message: how the model should behave.")
+@click.option("--raw", is_flag=True, help="Give the prompt to the model as it is, without the chat template.")
+@click.option("--temperature", type=float, metavar="X", help="0 takes the most likely token [default: 0].")
+@click.option("--top-k", type=int, metavar="N", help="Sample from the N most likely tokens; 0 is all [default: 0].")
+@click.option("--top-p", type=float, metavar="X", help="Sample from the likeliest tokens that sum to X [default: 1].")
+@click.option("--min-p", type=float, metavar="X", help="Drop tokens below X times the best one's share [default: 0].")
+@click.option(
+    "--repetition-penalty", type=float, metavar="X", help="Make used tokens less likely; 1 is off [default: 1]."
+)
+@click.option("--presence-penalty", type=float, metavar="X", help="Subtract X from used tokens, once [default: 0].")
+@click.option("--frequency-penalty", type=float, metavar="X", help="Subtract X for every use of a token [default: 0].")
+@click.option("--seed", type=int, metavar="N", help="The same seed gives the same text [default: a new one].")
+@click.option("--max-tokens", type=int, metavar="N", help="End after N tokens [default: what the context holds].")
+@click.option("--stop", multiple=True, metavar="TEXT", help="End before TEXT; may be given several times.")
+@click.option("--ignore-eos", is_flag=True, help="Go on after the model's end-of-text token.")
+@click.option(
+    "--context", type=click.IntRange(min=1), metavar="N", help="Tokens of the conversation, prompt and answer."
+)
+@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads [default: one a core].")
+@click.option(
+    "--stats", "show_stats", is_flag=True, help="Print tokens and speed after each answer, on standard error."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object with text, usage and timings.")
+def command(
+    model: str,
+    prompt: str | None,
+    system: str | None,
+    raw: bool,
+    stop: tuple[str, ...],
+    ignore_eos: bool,
+    context: int | None,
+    threads: int | None,
+    show_stats: bool,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Ask MODEL one PROMPT, or chat with it when there is no PROMPT.
+
+    MODEL is a name that `hotset list` shows, a .gguf file, or a folder. With "-" as the PROMPT, or with a pipe instead
+    of a terminal, the prompt is read from standard input. The answer goes to standard output as it is written.
+
+    \b
+    hotset run smollm2-135m "What is a hot set?"
+    cat notes.txt | hotset run smollm2-135m --system "Sum up the text." --stats
+    hotset run smollm2-135m
+    """
+    import hotset
+
+    if raw and system is not None:
+        raise RequestError("--raw and --system do not go together: a system message needs the chat template")
+    given = {name: settings[name] for name in SAMPLING_FIELDS if settings[name] is not None}
+    sampling = hotset.Sampling(stop=stop, ignore_eos=ignore_eos, **given)
+    text = _prompt_text(prompt)
+    if text is None and (raw or as_json):
+        name = "--raw" if raw else "--json"
+        raise RequestError(
+            f"{name} needs a PROMPT, there is none for a conversation", f'hotset run {model} "..." {name}'
+        )
+    with hotset.load(model, threads=threads, context=context, max_sequences=1) as engine:
+        if text is None:
+            _enable_line_editing()
+            Chat(engine, model, sampling, system, show_stats=show_stats).run()
+        else:
+            _one_answer(engine, model, _one_prompt(text, system, raw), sampling, show_stats, as_json)
+
+
+def _prompt_text(prompt: str | None) -> str | None:
+    """The prompt, from the argument or from standard input; ``None`` means a conversation."""
+    if prompt is not None and prompt != "-":
+        text = prompt
+    elif prompt == "-" or not sys.stdin.isatty():
+        try:
+            text = sys.stdin.read()
+        except UnicodeDecodeError as error:
+            raise RequestError(f"standard input is not UTF-8 text: byte {error.object[error.start]:#04x}") from None
+    else:
+        return None
+    if not text.strip():
+        raise RequestError("the prompt is empty", "give it as an argument, or on standard input")
+    return text
+
+
+def _one_prompt(text: str, system: str | None, raw: bool) -> str | list[dict[str, str]]:
+    if raw:
+        return text
+    head = [{"role": "system", "content": system}] if system else []
+    return [*head, {"role": "user", "content": text}]
+
+
+def _one_answer(
+    engine: Any, model: str, prompt: str | list[dict[str, str]], sampling: Sampling, show_stats: bool, as_json: bool
+) -> None:
+    def write(piece: str) -> None:
+        if not as_json:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+
+    answer = stream_answer(engine, prompt, sampling, write)
+    if as_json:
+        click.echo(json.dumps({"model": model} | answer.to_json(), indent=2, ensure_ascii=False))
+    else:
+        write("\n")
+    if show_stats:
+        note(answer.stats())
+    if answer.is_interrupted:
+        raise KeyboardInterrupt
+    if answer.finished.finish_reason == "length" and sampling.max_tokens is None:
+        note(f"note: the context is full after {answer.num_tokens} tokens of answer; --context allows more")
+
+
+def _enable_line_editing() -> None:
+    try:
+        import readline  # noqa: F401  input() gets history and editing from it
+    except ImportError:
+        note("note: this Python has no readline, so lines cannot be edited")
