@@ -132,9 +132,8 @@ def page(record: dict[str, Any], results: list[ModelResult], manners: ModelResul
         f"- machine: {machine['cpu']} (family/model {machine['cpu_family_model']}), {machine['num_cpus']} CPUs"
         f"{', virtual' if machine['is_virtual'] else ''}, {', '.join(machine['features'])}, "
         f"{machine['memory_bytes'] / (1 << 30):.1f} GiB, huge pages {machine['huge_pages']}, Linux {machine['kernel']}",
-        f"- {record['threads']} threads for every engine; every number was measured {record['repeats']} times, each time in "
-        "fresh workers; "
-        "cells are median (smallest..largest)",
+        f"- {record['threads']} threads for every engine; every number was measured {record['repeats']} times, "
+        "each time in fresh workers; cells are median (smallest..largest)",
         f"- {disturbance(results)}"
         + (" Workers ran in a scheduling autogroup of their own at -20." if record["has_priority"] else ""),
         "- prompts are random token ids, new in every repeat and the same for all engines, so no prefix cache can hit; "

@@ -48,26 +48,37 @@ void rms_norm(const float* x, const float* w, float eps, int64_t width, float* y
 }
 
 // Pack token t of n (row x of K floats) for the products that follow.
-void pack_act_q8(const float* x, int64_t k, int64_t n, int64_t t, const Act& act) {
+template <ActKind kKind> void pack_act_q8(const float* x, int64_t k, int64_t n, int64_t t, const Act& act) {
+  constexpr bool kHalves = kKind == ActKind::kQ8Offset32;
   int64_t first;
   int size;
   find_group(n, t, &first, &size);
   int64_t lane = t - first;
   int8_t* q = act.q + first * k + lane * 32;
   float* d = act.d + first * (k / 32) + lane;
-  int32_t* sums = act.sums + first * (k / 16) + lane;
-  for (int64_t b = 0; b < k / 32; ++b) {
+  int32_t* terms = act.terms + first * (k / (kHalves ? 16 : 32)) + lane;
+  for (int64_t b = 0; b < k / 32; ++b, q += 32 * size, d += size, terms += kHalves ? 2 * size : size) {
     f32x16 lo = f32_load(x + b * 32), hi = f32_load(x + b * 32 + 16);
     float top = f32_max_lanes(f32_max(f32_abs(lo), f32_abs(hi)));
     float scale = top / 127.0f;
     f32x16 inverse = f32_splat(top > 0.0f ? 127.0f / top : 0.0f);
     lo = f32_round(f32_mul(lo, inverse)), hi = f32_round(f32_mul(hi, inverse));
-    i8_store_rounded(q + b * 32 * size, lo);
-    i8_store_rounded(q + b * 32 * size + 16, hi);
-    d[b * size] = scale;
+    i8_store_rounded(q, lo);
+    i8_store_rounded(q + 16, hi);
+    *d = scale;
     // Whole numbers far below 2^24: their float sums are exact.
-    sums[(2 * b) * size] = static_cast<int32_t>(f32_sum_lanes(lo));
-    sums[(2 * b + 1) * size] = static_cast<int32_t>(f32_sum_lanes(hi));
+    if (kHalves) {
+      terms[0] = -32 * static_cast<int32_t>(f32_sum_lanes(lo));
+      terms[size] = -32 * static_cast<int32_t>(f32_sum_lanes(hi));
+    } else {
+      float sum = f32_sum_lanes(f32_add(lo, hi));
+      if (kKind == ActKind::kQ8Sum) {
+        sum *= scale;
+        std::memcpy(terms, &sum, 4);
+      } else {
+        *terms = (kKind == ActKind::kQ8Offset8 ? -8 : -128) * static_cast<int32_t>(sum);
+      }
+    }
   }
 }
 

@@ -13,16 +13,16 @@
 template <int NT, int S> struct ActQ8 {
   const int8_t* q;      // [blocks][S][32]
   const float* d;       // [blocks][S]
-  const int32_t* sums;  // [2 blocks][S]
-  void advance() { q += 32 * S, d += S, sums += 2 * S; }
+  const int32_t* terms; // [blocks][S]
+  void advance() { q += 32 * S, d += S, terms += S; }
 };
 
-// Eight vectors of four inputs each times NT tokens, scale dw per row.
-template <int kMaxWeight, int kOffset, int NT, int S>
+// Eight vectors of four inputs each times NT tokens, scale dw per row. The int32 sum starts at the offset's term.
+template <int kMaxWeight, bool kHasTerm, int NT, int S>
 inline void block32(const u8x64 (&w)[8], f32x16 dw, const ActQ8<NT, S>& a, f32x16 (&acc)[NT]) {
 #pragma GCC unroll 16
   for (int t = 0; t < NT; ++t) {
-    i32x16 s = i32_splat(-kOffset * (a.sums[t] + a.sums[S + t]));
+    i32x16 s = i32_splat(kHasTerm ? a.terms[t] : 0);
 #pragma GCC unroll 8
     for (int g = 0; g < 8; ++g) s = i32_dot<kMaxWeight>(s, w[g], a.q + t * 32 + 4 * g);
     acc[t] = f32_fma(f32_mul(f32_from_i32(s), dw), f32_splat(a.d[t]), acc[t]);
@@ -31,11 +31,9 @@ inline void block32(const u8x64 (&w)[8], f32x16 dw, const ActQ8<NT, S>& a, f32x1
 
 // Adds m * (d * sum of q): the constant term of formats with a minimum.
 template <int NT, int S> inline void block_min(f32x16 m, const ActQ8<NT, S>& a, f32x16 (&acc)[NT]) {
+  const float* sums = reinterpret_cast<const float*>(a.terms);
 #pragma GCC unroll 16
-  for (int t = 0; t < NT; ++t) {
-    float s = a.d[t] * static_cast<float>(a.sums[t] + a.sums[S + t]);
-    acc[t] = f32_fma(m, f32_splat(s), acc[t]);
-  }
+  for (int t = 0; t < NT; ++t) acc[t] = f32_fma(m, f32_splat(sums[t]), acc[t]);
 }
 
 // Eight vectors from four of packed nibbles: low nibbles are the first four, high the last four.
@@ -49,34 +47,34 @@ inline void load_nibbles(const uint8_t* p, u8x64 (&w)[8]) {
 }
 
 struct FormatQ4_0 {  // tile block: half d[16]; nibbles [4][16][4]
-  static constexpr int kWeights = 32, kBytes = 18 * kTileRows;
+  static constexpr int kWeights = 32, kBytes = 18 * kTileRows, kTermInputs = 32;
   template <int NT, int S> static inline void block(const uint8_t* p, ActQ8<NT, S>& a, f32x16 (&acc)[NT]) {
     u8x64 w[8];
     load_nibbles(p + 32, w);
-    block32<15, 8>(w, f32_from_f16(reinterpret_cast<const uint16_t*>(p)), a, acc);
+    block32<15, true>(w, f32_from_f16(reinterpret_cast<const uint16_t*>(p)), a, acc);
     a.advance();
   }
 };
 
 struct FormatQ4_1 {  // half d[16], half m[16]; nibbles [4][16][4]
-  static constexpr int kWeights = 32, kBytes = 20 * kTileRows;
+  static constexpr int kWeights = 32, kBytes = 20 * kTileRows, kTermInputs = 32;
   template <int NT, int S> static inline void block(const uint8_t* p, ActQ8<NT, S>& a, f32x16 (&acc)[NT]) {
     u8x64 w[8];
     load_nibbles(p + 64, w);
     const uint16_t* h = reinterpret_cast<const uint16_t*>(p);
-    block32<15, 0>(w, f32_from_f16(h), a, acc);
+    block32<15, false>(w, f32_from_f16(h), a, acc);
     block_min(f32_from_f16(h + 16), a, acc);
     a.advance();
   }
 };
 
 struct FormatQ8_0 {  // half d[16]; bytes q + 128 [8][16][4]
-  static constexpr int kWeights = 32, kBytes = 34 * kTileRows;
+  static constexpr int kWeights = 32, kBytes = 34 * kTileRows, kTermInputs = 32;
   template <int NT, int S> static inline void block(const uint8_t* p, ActQ8<NT, S>& a, f32x16 (&acc)[NT]) {
     u8x64 w[8];
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) w[i] = u8_load(p + 32 + 64 * i);
-    block32<255, 128>(w, f32_from_f16(reinterpret_cast<const uint16_t*>(p)), a, acc);
+    block32<255, true>(w, f32_from_f16(reinterpret_cast<const uint16_t*>(p)), a, acc);
     a.advance();
   }
 };
@@ -94,7 +92,7 @@ inline i32x16 q4k_min(const uint8_t* s, int j) {
 }
 
 struct FormatQ4_K {  // half d[16], half dmin[16]; planes [12][16]; 4 chunks of nibbles [8][16][4]
-  static constexpr int kWeights = 256, kBytes = 144 * kTileRows;
+  static constexpr int kWeights = 256, kBytes = 144 * kTileRows, kTermInputs = 32;
   template <int NT, int S> static inline void block(const uint8_t* p, ActQ8<NT, S>& a, f32x16 (&acc)[NT]) {
     const uint16_t* h = reinterpret_cast<const uint16_t*>(p);
     f32x16 d = f32_from_f16(h), dmin = f32_sub(f32_zero(), f32_from_f16(h + 16));
@@ -110,7 +108,7 @@ struct FormatQ4_K {  // half d[16], half dmin[16]; planes [12][16]; 4 chunks of 
           u8x64 v = u8_load(q + 64 * i);
           w[i] = u8_and(high ? u8_shr<4>(v) : v, 15);
         }
-        block32<15, 0>(w, f32_mul(d, f32_from_i32(q4k_scale(s, j))), a, acc);
+        block32<15, false>(w, f32_mul(d, f32_from_i32(q4k_scale(s, j))), a, acc);
         block_min(f32_mul(dmin, f32_from_i32(q4k_min(s, j))), a, acc);
         a.advance();
       }
@@ -119,7 +117,7 @@ struct FormatQ4_K {  // half d[16], half dmin[16]; planes [12][16]; 4 chunks of 
 };
 
 struct FormatQ6_K {  // half d[16]; int8 scales [16][16]; per half: low nibbles [2][8][16][4], top bits [8][16][4]
-  static constexpr int kWeights = 256, kBytes = 210 * kTileRows;
+  static constexpr int kWeights = 256, kBytes = 210 * kTileRows, kTermInputs = 16;
   template <int NT, int S> static inline void block(const uint8_t* p, ActQ8<NT, S>& a, f32x16 (&acc)[NT]) {
     f32x16 d = f32_from_f16(reinterpret_cast<const uint16_t*>(p));
     const int8_t* scales = reinterpret_cast<const int8_t*>(p + 32);
@@ -149,13 +147,14 @@ struct FormatQ6_K {  // half d[16]; int8 scales [16][16]; per half: low nibbles 
       f32x16 dw = f32_mul(d, f32_from_i32(i32_from_i8(scales + 16 * half)));
 #pragma GCC unroll 16
       for (int t = 0; t < NT; ++t) {
-        i32x16 s = i32_splat(-32 * a.sums[half * S + t]);
+        i32x16 s = i32_splat(a.terms[half * S + t]);
 #pragma GCC unroll 4
         for (int g = 0; g < 4; ++g) s = i32_dot<63>(s, w[4 * half + g], a.q + t * 32 + 16 * half + 4 * g);
         acc[t] = f32_fma(f32_mul(f32_from_i32(s), dw), f32_splat(a.d[t]), acc[t]);
       }
     }
     a.advance();
+    a.terms += S;  // this kind has two terms per 32 inputs
   }
 };
 
@@ -170,7 +169,7 @@ template <int64_t kBytes> inline void prefetch_ahead(const uint8_t* w) {
 // Tokens [first + slice, first + slice + NT) of the group of S tokens that starts at `first`.
 template <class F, int NT, int S>
 inline void tile_q8(const uint8_t* w, int64_t k, const Act& act, int64_t first, int slice, f32x16 (&acc)[NT]) {
-  ActQ8<NT, S> a{act.q + first * k + slice * 32, act.d + first * (k / 32) + slice, act.sums + first * (k / 16) + slice};
+  ActQ8<NT, S> a{act.q + first * k + slice * 32, act.d + first * (k / 32) + slice, act.terms + first * (k / F::kTermInputs) + slice};
 #pragma GCC unroll 16
   for (int t = 0; t < NT; ++t) acc[t] = f32_zero();
   for (int64_t b = 0; b < k / F::kWeights; ++b, w += F::kBytes) {

@@ -12,7 +12,7 @@ struct KernelTable {
   void (*gated[kNumFormats])(const LinearArgs&);
   void (*pack_tile)(int32_t format, const uint8_t* const* rows, int64_t k, uint8_t* tile);
   void (*unpack_row)(int32_t format, const uint8_t* tile, int row, int64_t k, float* y);
-  void (*pack_act[3])(const float* x, int64_t k, int64_t n, int64_t t, const Act& act);
+  void (*pack_act[kNumActKinds])(const float* x, int64_t k, int64_t n, int64_t t, const Act& act);
   void (*rms_norm)(const float* x, const float* w, float eps, int64_t width, float* y);
   void (*silu_mul)(const float* gate, const float* up, int64_t width, float* y);
   void (*rope_head)(float* x, const float* angles, int32_t rotary, bool adjacent);

@@ -16,9 +16,14 @@ namespace neon { extern const KernelTable table; }
 
 const FormatInfo& format_info(int32_t format) {
   static const FormatInfo kInfo[kNumFormats] = {
-      {"F32", 1, 4, ActKind::kF32},       {"F16", 1, 2, ActKind::kF32},       {"BF16", 1, 2, ActKind::kBF16},
-      {"Q8_0", 32, 34, ActKind::kQ8},     {"Q4_0", 32, 18, ActKind::kQ8},     {"Q4_1", 32, 20, ActKind::kQ8},
-      {"Q4_K", 256, 144, ActKind::kQ8},   {"Q6_K", 256, 210, ActKind::kQ8},
+      {"F32", 1, 4, ActKind::kF32},
+      {"F16", 1, 2, ActKind::kF32},
+      {"BF16", 1, 2, ActKind::kBF16},
+      {"Q8_0", 32, 34, ActKind::kQ8Offset128},
+      {"Q4_0", 32, 18, ActKind::kQ8Offset8},
+      {"Q4_1", 32, 20, ActKind::kQ8Sum},
+      {"Q4_K", 256, 144, ActKind::kQ8Sum},
+      {"Q6_K", 256, 210, ActKind::kQ8Offset32},
   };
   return kInfo[format];
 }

@@ -46,10 +46,10 @@ Act Executor::packed(int buffer, int thread, int64_t k) const {
   switch (static_cast<ActKind>(b.act)) {
     case ActKind::kF32: act.f32 = reinterpret_cast<float*>(base); break;
     case ActKind::kBF16: act.bf16 = reinterpret_cast<uint16_t*>(base); break;
-    case ActKind::kQ8:
+    default:
       act.q = reinterpret_cast<int8_t*>(base);
       act.d = reinterpret_cast<float*>(base + rows * k);
-      act.sums = reinterpret_cast<int32_t*>(base + rows * k + rows * (k / 32) * 4);
+      act.terms = reinterpret_cast<int32_t*>(base + rows * k + rows * (k / 32) * 4);
   }
   return act;
 }
@@ -143,8 +143,30 @@ void Executor::run_ops(int thread) {
     int64_t t0 = timed ? now_ns() : 0;
     if (step_.few ? op.barrier_few : op.barrier_many) team_.barrier();
     int64_t t1 = timed ? now_ns() : 0;
-    run_op(op, thread);
+    if (op.kind == kOpRmsNorm && i + 1 < spec_.ops.size() && can_fuse(op, spec_.ops[i + 1])) {
+      run_norm_pack(op, spec_.ops[i + 1], thread);
+      ++i;
+    } else {
+      run_op(op, thread);
+    }
     if (timed) wait_ns_[i] += t1 - t0, op_ns_[i] += now_ns() - t1;
+  }
+}
+
+// A norm whose row the next op packs: done row by row, so that the row is packed while it is in the first cache.
+bool Executor::can_fuse(const OpSpec& norm, const OpSpec& next) const {
+  return next.kind == kOpPack && next.x == norm.out && !(step_.few ? next.barrier_few : next.barrier_many);
+}
+
+void Executor::run_norm_pack(const OpSpec& norm, const OpSpec& pack, int thread) {
+  const int64_t n = rows_of(norm.x), k = spec_.buffers[norm.x].width;
+  auto [begin, end] = step_.few ? std::pair<int64_t, int64_t>(0, n) : share(n, thread);
+  const Act act = packed(pack.out, thread, k);
+  auto pack_row = kernels_->pack_act[spec_.buffers[pack.out].act];
+  for (int64_t t = begin; t < end; ++t) {
+    float* y = row(norm.out, t, thread);
+    kernels_->rms_norm(row(norm.x, t, thread), weights_[norm.weight].vector, norm.value, k, y);
+    pack_row(y, k, n, t, act);
   }
 }
 

@@ -111,6 +111,8 @@ class Executor {
   void plan_attention();
   void run_ops(int thread);
   void run_op(const OpSpec& op, int thread);
+  bool can_fuse(const OpSpec& norm, const OpSpec& next) const;
+  void run_norm_pack(const OpSpec& norm, const OpSpec& pack, int thread);
   void run_pack(const OpSpec& op, int thread);
   void run_linear(const OpSpec& op, int thread);
   void run_attend(const OpSpec& op, int thread);

@@ -13,8 +13,17 @@ constexpr int kSpanTokens = kBlockTokens * kSpanBlocks;
 
 enum Format : int32_t { kF32 = 0, kF16 = 1, kBF16 = 2, kQ8_0 = 3, kQ4_0 = 4, kQ4_1 = 5, kQ4_K = 6, kQ6_K = 7, kNumFormats };
 
-// How a product wants its input rows packed.
-enum class ActKind : int32_t { kF32 = 0, kBF16 = 1, kQ8 = 2 };
+// How a product wants its input rows packed. Integer weights are kept unsigned, so an int8 row carries what takes
+// their offset (or brings their minimum) back: a term per 32 inputs, or per 16 for kQ8Offset32.
+enum class ActKind : int32_t {
+  kF32 = 0,
+  kBF16 = 1,
+  kQ8Offset8 = 2,    // int32 -8 sum(q)
+  kQ8Offset128 = 3,  // int32 -128 sum(q)
+  kQ8Offset32 = 4,   // int32 -32 sum(q), per 16 inputs
+  kQ8Sum = 5,        // float d sum(q)
+};
+constexpr int kNumActKinds = 6;
 
 struct FormatInfo {
   const char* name;
@@ -24,16 +33,14 @@ struct FormatInfo {
 };
 const FormatInfo& format_info(int32_t format);
 
-// Input rows of a product, packed in groups of 16, 8, 4, 2, 1 tokens (token_groups), inside a group with the
-// input index outermost, so that a kernel walks one pointer.
-//   kQ8:   per 32 inputs and token: int8 q[32]; float d (value = d q); int32 sums of q over 16 inputs.
-//   kBF16: pairs of BF16;  kF32: floats.
+// Input rows of a product, packed in groups of 16, 8, 4, 2, 1 tokens (find_group), inside a group with the
+// input index outermost, so that a kernel walks one pointer. Int8 rows: value = d q.
 struct Act {
-  int8_t* q;
-  float* d;       // [groups][K/32][tokens]
-  int32_t* sums;  // [groups][K/16][tokens]
-  float* f32;     // [groups][K][tokens]
-  uint16_t* bf16; // [groups][K/2][tokens][2]
+  int8_t* q;       // [groups][K/32][tokens][32]
+  float* d;        // [groups][K/32][tokens]
+  int32_t* terms;  // [groups][K/32 or K/16][tokens]; floats for kQ8Sum
+  float* f32;      // [groups][K][tokens]
+  uint16_t* bf16;  // [groups][K/2][tokens][2]
 };
 
 // Greedy cut of n tokens into groups; the group that starts at token t has group_size(n - t) tokens.

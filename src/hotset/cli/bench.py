@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hotset.cli.tables import format_table
+from hotset.cli.tables import format_table, plural
 from hotset.errors import InternalError
 
 if TYPE_CHECKING:
@@ -16,30 +16,21 @@ if TYPE_CHECKING:
     from hotset.log import Step
 
 
-class Counts(click.ParamType):
-    """A list of positive numbers: ``128,4096``."""
-
-    name = "list"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            counts = tuple(int(part) for part in str(value).split(",")) if value else ()
-        except ValueError:
-            counts = (0,)
-        if any(count < 1 for count in counts):
-            self.fail(f"{value!r} is not a list of positive numbers such as 128,4096", param, ctx)
-        return counts
+def _counts(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
+    """Parse a list of positive numbers: ``128,4096``; empty is allowed."""
+    parts = value.split(",") if value else []
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise click.BadParameter(f"{value!r} is not a list of positive numbers such as 128,4096", ctx, param)
+    return tuple(int(part) for part in parts)
 
 
 @click.command(name="bench")
 @click.argument("model")
-@click.option("--context", "contexts", type=Counts(), default="128,4096", show_default=True, metavar="N,...",
+@click.option("--context", "contexts", callback=_counts, default="128,4096", show_default=True, metavar="N,...",
               help='Depths at which decoding is measured; "" for none.')  # fmt: skip
-@click.option("--prefill", "prefills", type=Counts(), default="512,4096", show_default=True, metavar="N,...",
+@click.option("--prefill", "prefills", callback=_counts, default="512,4096", show_default=True, metavar="N,...",
               help='Prompt lengths of which reading is measured; "" for none.')  # fmt: skip
-@click.option("--sequences", type=Counts(), default="1", show_default=True, metavar="N,...",
+@click.option("--sequences", callback=_counts, default="1", show_default=True, metavar="N,...",
               help="Sequences that decode together.")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(min=1), default=5, show_default=True, help="Samples of each row.")
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads [default: one a core].")
@@ -122,8 +113,8 @@ def _measure(
 
 def _text(report: dict[str, Any], rows: list[Row]) -> list[str]:
     lines = [
-        f"{report['model']}, {report['num_threads']} threads, {report['isa']}, hotset {report['hotset']} "
-        f"({report['commit'] or 'installed'}), {report['repeats']} samples a row",
+        f"{report['model']}, {plural(report['num_threads'], 'thread')}, {report['isa']}, hotset {report['hotset']} "
+        f"({report['commit'] or 'installed'}), {plural(report['repeats'], 'sample')} a row",
         f"{report['machine']['model']}, load average {report['load_average'][0]:.1f} before, "
         f"{report['load_average_after'][0]:.1f} after",
         "",

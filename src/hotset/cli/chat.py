@@ -56,7 +56,7 @@ class Chat:
         head = [{"role": "system", "content": self.system}] if self.system else []
         return [*head, *self.turns]
 
-    def run(self, read_line: Callable[[str], str] = input) -> None:
+    def run(self, read_line: Callable[[str], str]) -> None:
         """Read lines until /exit or the end of input."""
         note(f"{self.model}: /help shows the commands, Ctrl-C stops an answer, Ctrl-D leaves")
         while True:

@@ -29,9 +29,12 @@ def command(
     setting that fits.
     """
     from hotset.api import describe_model, plan_model
+    from hotset.machine.topology import pick_cpus, read_topology
     from hotset.plan.budget import Wish, require_fit
     from hotset.plan.explain import explain
 
+    if threads is not None:
+        pick_cpus(read_topology(), threads)  # refuses more than there are
     described = describe_model(model)
     with described.checkpoint:
         plan = plan_model(described, Wish(context, sequences, prefill_chunk, threads))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hotset.cli.tables import format_table
+from hotset.cli.tables import format_table, plural
 from hotset.units import format_bytes
 
 if TYPE_CHECKING:
@@ -73,12 +73,11 @@ def _text(topology: Topology, memory: MemoryState, report: ProbeReport) -> list[
     from hotset.machine import thp
     from hotset.machine.files import format_cpu_list
 
-    nodes = len(topology.nodes)
     cpus = format_cpu_list(tuple(sorted(report.cpus)))
     lines = [
         f"processor   {topology.model}, kernels for {report.isa}",
         f"threads     {len(report.cpus)} on CPUs {cpus} ({report.threads_reason})",
-        f"memory      {memory.describe()}, {nodes} NUMA node{'s' * (nodes != 1)}",
+        f"memory      {memory.describe()}, {plural(len(topology.nodes), 'NUMA node')}",
         f"huge pages  {thp.describe(topology.huge_pages)}; "
         f"{format_bytes(report.huge_bytes)} of the {format_bytes(report.buffer_bytes)} buffer lie in them",
         "",
@@ -92,10 +91,11 @@ def _text(topology: Topology, memory: MemoryState, report: ProbeReport) -> list[
     rows = [(row.kind, row.instruction, str(row.num_threads), *_cells(row.ops_per_s)) for row in report.computes]
     lines += format_table(("arithmetic", "instruction", "threads", "Gop/s", "(min..max)"), rows, left=2)
     lines.append("")
-    lines.append(f"ceiling: {report.read_bytes_per_s / 1e9:.1f} GB/s DRAM read with {len(report.cpus)} threads")
+    lines.append(
+        f"ceiling: {report.read_bytes_per_s / 1e9:.1f} GB/s DRAM read with {plural(len(report.cpus), 'thread')}"
+    )
     if report.saturating_threads < len(report.cpus):
-        enough = report.saturating_threads
-        lines.append(f"enough for it: {enough} thread{'s' * (enough != 1)} (within 3 %)")
+        lines.append(f"enough for it: {plural(report.saturating_threads, 'thread')} (within 3 %)")
     return lines
 
 

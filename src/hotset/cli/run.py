@@ -94,7 +94,7 @@ def command(
     with hotset.load(model, threads=threads, context=context, max_sequences=1) as engine:
         if text is None:
             _enable_line_editing()
-            Chat(engine, model, sampling, system, show_stats=show_stats).run()
+            Chat(engine, model, sampling, system, show_stats=show_stats).run(input)
         else:
             _one_answer(engine, model, _one_prompt(text, system, raw), sampling, show_stats, as_json)
 

@@ -102,7 +102,7 @@ class Scheduler:
 
     def _share_out(self, prefills: list[Sequence], budget: int) -> None:
         for sequence in prefills:
-            pass
+            sequence.adopt()
         oldest, *younger = prefills
         oldest.count = min(oldest.num_remaining, budget - budget // YOUNGER_SHARE if younger else budget)
         budget -= oldest.count

@@ -235,14 +235,14 @@ def probe(
     """Measure every ceiling; ``step`` is told what is measured, ``num_steps`` times."""
     begin = time.perf_counter()
     default, reason = default_threads(topology)
-    step(f"placing the buffer and choosing a prefetch distance, {threads or default} threads")
+    step(f"placing the buffer and choosing a prefetch distance, threads: {threads or default}")
     with CeilingMeter(
         threads, buffer_bytes=effort.buffer_bytes, choice_seconds=effort.choice_seconds, topology=topology
     ) as meter:
         counts = thread_counts(len(meter.cpus))
         reads = []
         for count in counts:
-            step(f"DRAM read, {count} threads")
+            step(f"DRAM read, threads: {count}")
             samples = meter.measure_read(effort.row_seconds, count)
             reads.append(ReadRow("DRAM", count, meter.buffer_bytes // count, samples))
         step("cache read")

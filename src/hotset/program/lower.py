@@ -30,20 +30,19 @@ TILE_ROWS = 16
 ATTEND_ROWS = 48
 SPAN_TOKENS = 1024
 
-ACT_F32, ACT_BF16, ACT_Q8 = 0, 1, 2
-ACT_KIND = {"F32": ACT_F32, "F16": ACT_F32, "BF16": ACT_BF16}  # every other format multiplies int8
-
-
-def act_kind(format_name: str) -> int:
-    """How a product with weights of this format wants its input rows."""
-    return ACT_KIND.get(format_name, ACT_Q8)
+ACT_F32, ACT_BF16, ACT_Q8_OFFSET_8, ACT_Q8_OFFSET_128, ACT_Q8_OFFSET_32, ACT_Q8_SUM = range(6)
+ACT_KIND = {
+    "F32": ACT_F32, "F16": ACT_F32, "BF16": ACT_BF16, "Q8_0": ACT_Q8_OFFSET_128, "Q4_0": ACT_Q8_OFFSET_8,
+    "Q4_1": ACT_Q8_SUM, "Q4_K": ACT_Q8_SUM, "Q6_K": ACT_Q8_OFFSET_32,
+}  # fmt: skip
+"""How a product with weights of this format wants its input rows (``ActKind`` in native/src/types.h)."""
 
 
 def act_bytes(kind: int, width: int, rows: int) -> int:
-    """Bytes of ``rows`` packed input rows; int8 rows carry a float scale per 32 and an int32 sum per 16 inputs."""
-    if kind == ACT_Q8:
-        return rows * (width + width // 32 * 4 + width // 16 * 4)
-    return rows * width * (4 if kind == ACT_F32 else 2)
+    """Bytes of ``rows`` packed input rows; int8 rows carry a float scale per 32 inputs and a term per 32 (or 16)."""
+    if kind in (ACT_F32, ACT_BF16):
+        return rows * width * (4 if kind == ACT_F32 else 2)
+    return rows * (width + width // 32 * 4 + width // (16 if kind == ACT_Q8_OFFSET_32 else 32) * 4)
 
 
 def row_floats(width: int) -> int:
@@ -163,7 +162,7 @@ class _Lowering:
 
     def packed(self, x: p.Buffer, weight: p.Weight) -> int:
         """The packed form of ``x`` that this weight multiplies; emitted once per buffer value and kind."""
-        kind = act_kind(self.formats[weight.key])
+        kind = ACT_KIND[self.formats[weight.key]]
         if (x, kind) not in self.packed_ids:
             self.packed_ids[(x, kind)] = len(self.out.buffers)
             self.out.buffers.append(NativeBuffer(x.width, x.rows == "outputs", True, kind, is_private=True))

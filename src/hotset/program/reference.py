@@ -18,7 +18,7 @@ from hotset.errors import InternalError
 from hotset.models.spec import ModelSpec
 from hotset.program import program as p
 from hotset.program.cache import BLOCK_TOKENS
-from hotset.program.lower import ACT_BF16, ACT_Q8, act_kind
+from hotset.program.lower import ACT_BF16, ACT_F32, ACT_KIND
 
 Floats = NDArray[np.float32]
 
@@ -88,11 +88,9 @@ class ReferenceExecutor:
         """Nothing to free."""
 
     def _product(self, x: Floats, weight: p.Weight) -> Floats:
-        kind = act_kind(self._formats[weight.key])
-        if self._rounding and kind == ACT_Q8:
-            x = round_q8(x)
-        elif self._rounding and kind == ACT_BF16:
-            x = round_bf16(x)
+        kind = ACT_KIND[self._formats[weight.key]]
+        if self._rounding and kind != ACT_F32:
+            x = round_bf16(x) if kind == ACT_BF16 else round_q8(x)
         return x @ self._weights[weight.key].T
 
     def _run(self, op: p.Op, batch: StepBatch) -> None:

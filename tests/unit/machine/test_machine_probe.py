@@ -19,6 +19,7 @@ from hotset.machine.probe import (
     buffer_size,
     num_steps,
     probe,
+    read_bandwidth,
     thread_counts,
 )
 from hotset.machine.topology import read_topology
@@ -100,6 +101,10 @@ def test_meter_uses_the_threads_asked_for(machine: FakeRoot, native: FakeNative)
         assert meter.measure_read(0.1).median == 21.0
         assert meter.measure_compute("f32").median == 200.0
         assert native.reads[-1] == ("avx2", [0, 1], 0, 2048)
+
+
+def test_read_bandwidth_measures_once(native: FakeNative) -> None:
+    assert read_bandwidth(1).median == 11.0
 
 
 def test_buffer_is_far_larger_than_the_cache_and_at_most_half_of_memory(machine: FakeRoot) -> None:
