@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import gguf
@@ -18,11 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotset.api import Described, describe_model
+from hotset.checkpoint.checkpoint import open_checkpoint
+from hotset.checkpoint.manifest import TensorDecl, account
 from hotset.engine.batch import Executor, Segment, StepBatch
 from hotset.engine.native import NativeExecutor
 from hotset.machine.native import available_isas
+from hotset.models.spec import ModelSpec
 from hotset.plan.budget import Plan, Wish, make_plan
-from hotset.program.cache import BLOCK_TOKENS, num_blocks
+from hotset.program.builder import Builder
+from hotset.program.cache import BLOCK_TOKENS, CacheGroup, num_blocks
+from hotset.program.program import Buffer
 from hotset.program.reference import ReferenceExecutor
 
 Floats = NDArray[np.float32]
@@ -37,7 +43,7 @@ EOS_ID = 1
 
 @dataclass(frozen=True)
 class Tiny:
-    """The shape of a tiny Llama. ``vocab`` 259 is two control tokens, the bytes and one merge; it fills no whole tile."""
+    """The shape of a tiny Llama. ``vocab`` 259 is two control tokens, the bytes and one merge: not whole tiles."""
 
     format: str = "F32"
     hidden: int = 64
@@ -196,7 +202,9 @@ def add_llama_keys(writer: gguf.GGUFWriter, m: Tiny) -> None:
     writer.add_vocab_size(m.vocab)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, tuple[NDArray[np.generic], str]], model: Tiny | None = None) -> Path:
+def write_tensors(
+    path: Path, tensors: Mapping[str, tuple[NDArray[np.generic], str]], model: Tiny | None = None
+) -> Path:
     """A GGUF file of encoded rows and their format names; with ``model`` also its keys and a byte tokenizer."""
     writer = gguf.GGUFWriter(path, "llama")
     if model is not None:
@@ -244,9 +252,17 @@ def write_hf_folder(folder: Path, m: Tiny, config: Mapping[str, object] | None =
     data = b""
     for name, rows in random_weights(m).items():
         *block, short, _ = name.split(".")
-        new = "lm_head" if short == "output" else ".".join(["model", *["layers" if b == "blk" else b for b in block], HF_NAMES[short]])
+        new = (
+            "lm_head"
+            if short == "output"
+            else ".".join(["model", *["layers" if b == "blk" else b for b in block], HF_NAMES[short]])
+        )
         raw = hf_rows(name, rows, m).astype("<f4").tobytes()
-        header[f"{new}.weight"] = {"dtype": "F32", "shape": list(rows.shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        header[f"{new}.weight"] = {
+            "dtype": "F32",
+            "shape": list(rows.shape),
+            "data_offsets": [len(data), len(data) + len(raw)],
+        }
         data += raw
     text = json.dumps(header).encode()
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
@@ -301,7 +317,9 @@ def reference(d: Described, *, rounding: bool = True, context: int = 512, sequen
     )
 
 
-def run(executor: Executor, tokens: Ints, cuts: Sequence[int] = (), blocks: Ints | None = None, start: int = 0) -> Floats:
+def run(
+    executor: Executor, tokens: Ints, cuts: Sequence[int] = (), blocks: Ints | None = None, start: int = 0
+) -> Floats:
     """Logits after every token of one sequence, float32 [n, vocab], in chunks that end before each of ``cuts``.
 
     ``start`` is the position of the first token; ``blocks`` defaults to 0, 1, 2, ...
@@ -309,11 +327,13 @@ def run(executor: Executor, tokens: Ints, cuts: Sequence[int] = (), blocks: Ints
     table = np.arange(executor.num_blocks, dtype=np.int32) if blocks is None else blocks
     borders = [0, *cuts, len(tokens)]
     out = []
-    for begin, end in zip(borders[:-1], borders[1:], strict=True):
+    for begin, end in pairwise(borders):
         if begin == end:
             continue
         segment = Segment(0, end - begin, start + begin, table[: -(-(start + end) // BLOCK_TOKENS)])
-        out.append(executor.step(StepBatch(tokens[begin:end], [segment], np.arange(end - begin, dtype=np.int32))).copy())
+        out.append(
+            executor.step(StepBatch(tokens[begin:end], [segment], np.arange(end - begin, dtype=np.int32))).copy()
+        )
     return np.concatenate(out)
 
 
@@ -328,3 +348,25 @@ def described(folder: Path, m: Tiny) -> Described:
 
 def same_bits(a: Floats, b: Floats) -> bool:
     return a.shape == b.shape and np.array_equal(a.view(np.uint32), b.view(np.uint32))
+
+
+# ---- programs of a few ops -----------------------------------------------------------------------------------
+
+Tables = Mapping[str, tuple[Floats, str]]
+
+
+def program(
+    path: Path, tables: Tables, build: Callable[[Builder], Buffer], groups: tuple[CacheGroup, ...] = ()
+) -> Described:
+    """A model of the ops that ``build`` adds, over matrices and vectors with their formats by key.
+
+    Ops read embedding rows, so their inputs are exact and a difference is the op's own.
+    """
+    encoded = {key: (encode(values, format), format) for key, (values, format) in tables.items()}
+    checkpoint = open_checkpoint(write_tensors(path, encoded))
+    decls = tuple(TensorDecl(key, key, values.shape, "any", FORMATS) for key, (values, _) in tables.items())
+    builder = Builder(groups)
+    logits = build(builder)
+    made = builder.finish(logits)
+    spec = ModelSpec("test", "ops", 1, logits.width, logits.width, 4096, (), decls, groups, made)
+    return Described(checkpoint, spec, account(checkpoint, decls))

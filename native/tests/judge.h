@@ -100,16 +100,20 @@ inline std::vector<uint8_t> random_row(int32_t format, int64_t k, int64_t row, R
   return out;
 }
 
-// What the products make of an input row.
+// Whether rows of this kind are packed as int8, and how many inputs share a term.
+inline bool is_q8(ActKind kind) { return kind != ActKind::kF32 && kind != ActKind::kBF16; }
+inline int64_t term_inputs(ActKind kind) { return kind == ActKind::kQ8Offset32 ? 16 : 32; }
+
+// What the products make of an input row. Below 1e-30 a block counts as zeros.
 inline std::vector<double> rounded_input(ActKind kind, const float* x, int64_t k) {
   std::vector<double> out(x, x + k);
   if (kind == ActKind::kBF16) {
     for (int64_t i = 0; i < k; ++i) out[i] = bf16_value(bf16_of(x[i]));
-  } else if (kind == ActKind::kQ8) {
+  } else if (is_q8(kind)) {
     for (int64_t b = 0; b < k; b += 32) {
       float top = 0;
       for (int i = 0; i < 32; ++i) top = std::fmax(top, std::fabs(x[b + i]));
-      const float inverse = top > 0 ? 127.0f / top : 0.0f, d = top / 127.0f;
+      const float inverse = top > 1e-30f ? 127.0f / top : 0.0f, d = top / 127.0f;
       for (int i = 0; i < 32; ++i) out[b + i] = static_cast<double>(d) * std::nearbyint(x[b + i] * inverse);
     }
   }

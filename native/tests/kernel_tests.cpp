@@ -49,6 +49,7 @@ Tests run_set(const KernelTable& kernels) {
   test_unpack(tests, kernels);
   test_packing(tests, kernels);
   test_rms_norm(tests, kernels);
+  test_silu(tests, kernels);
   test_rope(tests, kernels);
   test_attention(tests, kernels);
   test_probe(tests, kernels);

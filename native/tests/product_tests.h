@@ -12,9 +12,9 @@ class PackedInput {
  public:
   PackedInput(const KernelTable& kernels, ActKind kind, const std::vector<float>& x, int64_t k, int64_t n) {
     act_ = Act{};
-    if (kind == ActKind::kQ8) {
-      q_.resize(n * k), d_.resize(n * k / 32), sums_.resize(n * k / 16);
-      act_.q = q_.data(), act_.d = d_.data(), act_.sums = sums_.data();
+    if (is_q8(kind)) {
+      q_.resize(n * k), d_.resize(n * k / 32), terms_.resize(n * k / term_inputs(kind));
+      act_.q = q_.data(), act_.d = d_.data(), act_.terms = terms_.data();
     } else if (kind == ActKind::kBF16) {
       bf16_.resize(n * k), act_.bf16 = bf16_.data();
     } else {
@@ -28,7 +28,7 @@ class PackedInput {
  private:
   std::vector<int8_t> q_;
   std::vector<float> d_, f32_;
-  std::vector<int32_t> sums_;
+  std::vector<int32_t> terms_;
   std::vector<uint16_t> bf16_;
   Act act_;
 };

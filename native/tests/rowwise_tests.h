@@ -1,4 +1,4 @@
-// Row-wise kernels: packing of product inputs, norms, rotary angles; and the reads of the probe.
+// Row-wise kernels: packing of product inputs, norms, SiLU, rotary angles; and the reads of the probe.
 #pragma once
 
 #include <limits>
@@ -42,36 +42,49 @@ inline void test_pack_f32(Test& test, const KernelTable& kernels, int64_t n, int
   test.hash(halves.data(), n * k);
 }
 
-inline void test_pack_q8(Test& test, const KernelTable& kernels, int64_t n, int64_t k) {
+// What belongs to the int8 inputs of one term, as the bits that are stored.
+inline int32_t term_of(ActKind kind, int32_t sum, float scale) {
+  if (kind != ActKind::kQ8Sum) return sum * (kind == ActKind::kQ8Offset8 ? -8 : kind == ActKind::kQ8Offset32 ? -32 : -128);
+  const float product = static_cast<float>(sum) * scale;
+  int32_t bits;
+  std::memcpy(&bits, &product, 4);
+  return bits;
+}
+
+inline void test_pack_q8(Test& test, const KernelTable& kernels, ActKind kind, int64_t n, int64_t k) {
+  const int64_t unit = term_inputs(kind);
   std::vector<int8_t> q(n * k);
   std::vector<float> d(n * k / 32);
-  std::vector<int32_t> sums(n * k / 16);
+  std::vector<int32_t> terms(n * k / unit);
   Act act{};
-  act.q = q.data(), act.d = d.data(), act.sums = sums.data();
+  act.q = q.data(), act.d = d.data(), act.terms = terms.data();
   for (int64_t t = 0; t < n; ++t) {
-    // Blocks of one token differ in size by far; token 1 is all zero; token 2 is too small for a scale's inverse.
+    // Blocks of one token differ in size by far; token 1 is all zero; token 2 is so small that 1 / x is infinite.
     Random random(static_cast<uint64_t>(t * 100 + k));
     std::vector<float> x(k);
     for (int64_t i = 0; i < k; ++i) x[i] = t == 1 ? 0.0f : random.normal() * (t == 2 ? 1e-39f : i / 32 % 2 ? 1e-3f : 40.0f);
-    kernels.pack_act[static_cast<int>(ActKind::kQ8)](x.data(), k, n, t, act);
-    const std::vector<double> want = rounded_input(ActKind::kQ8, x.data(), k);
+    kernels.pack_act[static_cast<int>(kind)](x.data(), k, n, t, act);
+    const std::vector<double> want = rounded_input(kind, x.data(), k);
     int32_t sum = 0;
-    for (int64_t i = 0; i < k && t != 2; ++i) {
+    for (int64_t i = 0; i < k; ++i) {
       const int8_t got = q[packed_at(n, t, k, i, 32)];
       const float scale = d[packed_at(n, t, k / 32, i / 32, 1)];
       test.expect(static_cast<double>(scale) * got == want[i], "input %ld of token %ld of %ld: %d times %.9g, want %.9g", i, t, n, got, scale, want[i]);
-      sum = (i % 16 == 0 ? 0 : sum) + got;
-      if (i % 16 == 15) test.expect(sums[packed_at(n, t, k / 16, i / 16, 1)] == sum, "sum %ld of token %ld of %ld", i / 16, t, n);
+      sum = (i % unit == 0 ? 0 : sum) + got;
+      const int32_t term = terms[packed_at(n, t, k / unit, i / unit, 1)];
+      if (i % unit == unit - 1) test.expect(term == term_of(kind, sum, scale), "term %ld of token %ld of %ld: %d", i / unit, t, n, term);
     }
   }
-  test.hash(q.data(), n * k), test.hash(d.data(), n * k / 32), test.hash(sums.data(), n * k / 16);
+  test.hash(q.data(), n * k), test.hash(d.data(), n * k / 32), test.hash(terms.data(), n * k / unit);
 }
 
 inline void test_packing(Tests& tests, const KernelTable& kernels) {
-  Test floats("pack floats and BF16", true), bytes("pack Q8", true);
+  Test floats("pack floats and BF16", true), bytes("pack int8 and terms", true);
   for (int64_t n : {1, 2, 3, 7, 8, 15, 16, 17, 31, 40}) {
     for (int64_t k : {1, 2, 15, 16, 18, 100}) test_pack_f32(floats, kernels, n, k);
-    for (int64_t k : {32, 64, 256}) test_pack_q8(bytes, kernels, n, k);
+    for (ActKind kind : {ActKind::kQ8Offset8, ActKind::kQ8Offset128, ActKind::kQ8Offset32, ActKind::kQ8Sum}) {
+      for (int64_t k : {32, 64, 256}) test_pack_q8(bytes, kernels, kind, n, k);
+    }
   }
   tests.push_back(floats);
   tests.push_back(bytes);
@@ -96,6 +109,26 @@ inline void test_rms_norm(Tests& tests, const KernelTable& kernels) {
     std::vector<float> same = x;
     kernels.rms_norm(same.data(), w.data(), 1e-5f, width, same.data());
     test.expect(same_bits(same.data(), y.data(), padded), "width %ld: in place differs", width);
+  }
+  tests.push_back(test);
+}
+
+inline void test_silu(Tests& tests, const KernelTable& kernels) {
+  Test test("silu_mul", true);
+  for (int64_t width : {1, 16, 17, 576}) {
+    Random random(static_cast<uint64_t>(width));
+    const int64_t padded = (width + 15) / 16 * 16;
+    std::vector<float> gate = random.normals(padded, 4.0f), up = random.normals(padded), y(padded);
+    const float far[] = {-1e30f, -100.0f, -87.5f, -80.0f, 80.0f, 100.0f, 1e30f, 0.0f, -0.0f};
+    for (int64_t i = 0; i < width; i += 3) gate[i] = far[i / 3 % 9];
+    kernels.silu_mul(gate.data(), up.data(), width, y.data());
+    test.hash(y.data(), padded);
+    for (int64_t i = 0; i < padded; ++i) {
+      const double g = gate[i], want = g / (1 + std::exp(-g)) * up[i];
+      // Below -80 the result is next to nothing, and only that is promised.
+      const double bound = 1e-6 * std::fabs(want) + (g < -80 ? 1e-33 * std::fabs(g * up[i]) : 1e-37);
+      test.expect(std::fabs(y[i] - want) <= bound, "silu(%.9g) * %.9g: %.9g, judge %.9g", gate[i], up[i], y[i], want);
+    }
   }
   tests.push_back(test);
 }

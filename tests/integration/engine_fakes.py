@@ -116,9 +116,7 @@ def make_engine(
     executor = FakeExecutor(num_blocks, max_tokens, max_outputs, block_tokens)
     settings = {"max_context": num_blocks * block_tokens, "max_sequences": 4} | options
     codec = settings.pop("codec", ByteCodec())
-    engine = Engine(
-        executor, codec, ReferenceSampler(), vocab_size=VOCAB, block_tokens=block_tokens, **settings
-    )
+    engine = Engine(executor, codec, ReferenceSampler(), vocab_size=VOCAB, block_tokens=block_tokens, **settings)
     return engine, executor
 
 

@@ -60,6 +60,8 @@ class Hub:
     #: Address of another server that large files are sent from, as hubs do.
     cdn: str | None = None
     ignores_ranges: bool = False
+    #: How many of the next requests for files are answered with 503.
+    trouble: int = 0
     #: Answer to a question about any repository, in the place of the right one.
     info_body: bytes | None = None
     #: (method, path, Range header, Authorization header) of every request.
@@ -117,6 +119,10 @@ class _Handler(BaseHTTPRequestHandler):
         content = repo.revisions[name].get(path) if repo and name else None
         if content is None:
             self._answer(404, {"X-Error-Code": "EntryNotFound"}, b"", with_body)
+            return
+        if self.hub.trouble > 0:
+            self.hub.trouble -= 1
+            self._answer(503, {}, b"", with_body)
             return
         headers = {"X-Repo-Commit": commit_id(name or ""), "ETag": f'"{git_id(content)}"', "Accept-Ranges": "bytes"}
         if path.endswith(repo.large if repo else ()):

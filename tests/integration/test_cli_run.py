@@ -56,6 +56,7 @@ class Loads:
 def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
     fake = Loads()
     monkeypatch.setattr(hotset, "load", fake)
+    monkeypatch.setattr("hotset.machine.thp.advice", lambda pages: None)
     return fake
 
 
@@ -184,6 +185,12 @@ def test_ctrl_c_ends_the_answer_and_the_program(loads: Loads, monkeypatch: pytes
     assert result.exit_code == 130
     assert loads.executor.is_closed and len(loads.executor.batches) < 40
     assert "Traceback" not in result.output
+
+
+def test_huge_pages_that_are_off_are_noted(loads: Loads, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotset.machine.thp.advice", lambda pages: "huge pages are off")
+    result = run("m", "Hello", "--max-tokens", "1")
+    assert (result.exit_code, result.stderr) == (0, "note: huge pages are off\n")
 
 
 # The conversation

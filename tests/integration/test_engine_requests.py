@@ -116,7 +116,7 @@ def test_a_cache_smaller_than_the_context_is_named():
     with pytest.raises(RequestError, match="the cache holds 13") as caught:
         engine.submit([1] * 10, Sampling(max_tokens=4))
     assert caught.value.hint == "max_tokens=3"
-    run(engine, [1] * 10, Sampling(max_tokens=3))
+    assert run(engine, [1] * 10, Sampling(max_tokens=3, ignore_eos=True))[1].finish_reason == "length"
 
 
 def test_chat_options_go_with_messages_only():
@@ -188,23 +188,25 @@ def test_cancel_in_the_queue_never_runs():
     engine, executor = make_engine()
     handle = engine.submit(PROMPT)
     handle.cancel()
-    assert list(handle)[0].finish_reason == "cancelled" and not executor.batches
+    assert next(handle).finish_reason == "cancelled" and not executor.batches
 
 
 def test_executor_failure_ends_the_requests_of_that_step_only():
     """Bug class: one failed step kills the engine, or leaks its blocks, or leaves a client waiting."""
     engine, executor = make_engine(max_sequences=2)
-    handles = [engine.submit(PROMPT[:n], Sampling(max_tokens=5, ignore_eos=True)) for n in (3, 4, 5)]
+    run(engine, PROMPT, Sampling(max_tokens=1))
+    other = [9] * 5
+    handles = [engine.submit(p, Sampling(max_tokens=5, ignore_eos=True)) for p in (PROMPT[:3], PROMPT[:4], other)]
     next(handles[0])
     executor.fail_with = ValueError("boom")
     results = [list(handle)[-1] for handle in handles]
     assert [r.finish_reason for r in results] == ["error", "error", "length"]
     assert isinstance(results[0].error, InternalError) and "ValueError: boom" in results[0].error.message
-    assert list(results[2].token_ids) == answer(PROMPT[:5], Sampling(ignore_eos=True), 5)[0]
+    assert list(results[2].token_ids) == answer(other, Sampling(ignore_eos=True), 5)[0]
     stats = engine.stats()
     assert stats.num_used_blocks == stats.num_reserved_blocks == 0
-    # Rows that the failed step may have left are not served to anybody.
-    assert run(engine, PROMPT[:4], Sampling(max_tokens=5, ignore_eos=True))[1].cached_tokens == 0
+    # What a failure may have left in the cache is not served to anybody.
+    assert run(engine, PROMPT, Sampling(max_tokens=5, ignore_eos=True))[1].cached_tokens == 0
 
 
 def test_logits_that_are_not_numbers_end_one_request_not_its_neighbour():
@@ -245,13 +247,14 @@ def test_lost_blocks_are_reported_not_waited_for():
 
 def test_close_ends_every_request_and_the_engine_says_it_is_closed():
     engine, executor = make_engine(max_sequences=1)
+    unstarted = engine.generate(PROMPT)
     running, waiting = (engine.submit(PROMPT, Sampling(ignore_eos=True)) for _ in range(2))
     next(running)
     with engine:
         pass
     engine.close()
     assert executor.is_closed
-    assert [list(h)[-1].finish_reason for h in (running, waiting)] == ["cancelled", "cancelled"]
+    assert [list(h)[-1].finish_reason for h in (running, waiting, unstarted)] == ["cancelled"] * 3
     for ask in (engine.generate, engine.submit, engine.logits):
         with pytest.raises(RequestError, match="closed"):
             ask(PROMPT)

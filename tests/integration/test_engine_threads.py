@@ -59,8 +59,8 @@ def test_every_thread_gets_its_own_answer():
 
 def test_cancel_from_another_thread_during_a_step_is_honoured_before_the_next():
     """Bug class: a cancellation that arrives during a step is forgotten when nobody runs another one."""
-    engine, executor = make_engine()
-    doomed = engine.submit([1, 2, 3], Sampling(ignore_eos=True))
+    engine, executor = make_engine(codec=None)
+    doomed = engine.submit([1, 2, 3], Sampling(max_tokens=40, ignore_eos=True))
     driver = engine.submit([4], Sampling(max_tokens=3, ignore_eos=True))
     step = executor.step
 
@@ -73,6 +73,7 @@ def test_cancel_from_another_thread_during_a_step_is_honoured_before_the_next():
 
     executor.step = cancelling
     next(driver)
+    assert len(executor.batches) == 1
     assert doomed.is_finished
     assert [e.finish_reason for e in doomed if isinstance(e, Finished)] == ["cancelled"]
 
@@ -107,10 +108,12 @@ def test_close_waits_for_the_step_and_ends_the_waiting_threads():
         return step(batch)
 
     executor.step = closing
+    handles = [engine.submit([1], Sampling(ignore_eos=True)) for _ in range(3)]
     ends = []
-    run_threads([lambda: ends.append(list(engine.generate([1], Sampling(ignore_eos=True)))[-1]) for _ in range(3)])
+    run_threads([lambda handle=handle: ends.append(list(handle)[-1]) for handle in handles])
     closer[0].join(timeout=60)
-    assert executor.is_closed and {end.finish_reason for end in ends} <= {"cancelled", "length"}
+    assert executor.is_closed and len(ends) == 3
+    assert {end.finish_reason for end in ends} <= {"cancelled", "length"}
 
 
 def test_turns_go_on_after_work_that_raises():

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from checkpoint_files import ARCHITECTURE, GGML_F32, Tensor, entry, gguf_bytes, key, safetensors_bytes
 from hub_server import Hub, Repo, commit_id, serve
 
+from hotset.checkpoint import download, open_checkpoint
 from hotset.checkpoint import hub as hub_module
-from hotset.checkpoint import open_checkpoint
 from hotset.checkpoint.hub import Pulled, pull
 from hotset.checkpoint.resolve import resolve_model
 from hotset.checkpoint.store import stored_models
 from hotset.config import Settings
 from hotset.errors import CheckpointError, HotsetError, MachineError, RequestError
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "unit" / "checkpoint"))
-from builders import ARCHITECTURE, GGML_F32, Tensor, entry, gguf_bytes, key, safetensors_bytes
 
 CHUNK = 4096
 NUM_WEIGHTS = 8192
@@ -66,15 +63,15 @@ class Recorder:
 @pytest.fixture(autouse=True)
 def quick_and_private(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No token of the user, no waiting between attempts, and small pieces, so that small files can be cut."""
-    from huggingface_hub import constants, file_download
+    from huggingface_hub import constants
     from huggingface_hub.utils import _http
 
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", CHUNK)
-    for module in (file_download, _http):
-        monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(_http.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(download, "_RETRY_WAIT_S", 0)
+    monkeypatch.setattr(download, "_CHUNK_BYTES", CHUNK)
 
 
 @pytest.fixture
@@ -170,12 +167,23 @@ def test_wrong_checksum(hub: Hub, settings: Settings, path: str) -> None:
 
 
 def test_answers_that_are_too_short_or_too_long(hub: Hub, settings: Settings) -> None:
-    """The size is known beforehand: another one is an error, not a truncated model."""
-    for content in (MODEL[:-8], MODEL + b"12345678"):
-        hub.forged["model.safetensors"] = [content]
-        with pytest.raises(MachineError):
-            pull("org/plain", Recorder(), settings=settings)
+    """The size is known beforehand: the rest of a short answer is asked for, a long one is an error."""
+    hub.forged["model.safetensors"] = [MODEL + b"12345678"]
+    with pytest.raises(MachineError, match=rf"the hub sends more than the {len(MODEL)} bytes that it announced"):
+        pull("org/plain", Recorder(), settings=settings)
+    assert not (settings.models_dir / "org").exists()
+    hub.forged["model.safetensors"] = [MODEL[:-8]]
     assert (pull("org/plain", Recorder(), settings=settings).folder / "model.safetensors").read_bytes() == MODEL
+
+
+def test_server_errors(hub: Hub, settings: Settings) -> None:
+    """A hub in trouble for a moment is asked again; one that stays in trouble is an error with its status."""
+    hub.trouble = 2
+    assert not pull("org/plain", Recorder(), settings=settings).was_here
+    hub.trouble = 1000
+    with pytest.raises(MachineError, match=r"503") as caught:
+        pull("org/plain", Recorder(), settings=settings, force=True)
+    assert "\n" not in caught.value.message
 
 
 def test_not_found(hub: Hub, settings: Settings) -> None:
@@ -364,7 +372,21 @@ def test_hub_with_path_tricks(hub: Hub, settings: Settings, path: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["../x", "a/../b", "/a/b", "a\\b/c", "a/b/c", "org/", "/", "org/re po", "org/x@", "org/x@../y", ".hid/x", "a/.."],
+    [
+        "../x",
+        "a/../b",
+        "/a/b",
+        "a\\b/c",
+        "a/b/c",
+        "org/",
+        "/",
+        "org/re po",
+        "org/x@",
+        "org/x@../y",
+        "org/x@a/../b",
+        ".hid/x",
+        "a/..",
+    ],
 )
 def test_names_with_path_tricks(hub: Hub, settings: Settings, name: str) -> None:
     """A name never leads out of the store, and no request is made for it."""

@@ -4,7 +4,8 @@ Run it in the oracle environment (see ``tests/golden/make_llama_golden.py``) aft
 
     .peers/oracle/bin/python tests/models/make_smollm2_oracle.py PATH/SmolLM2-135M-Instruct.Q4_1.gguf
 
-It writes ``smollm2_oracle.npz`` and ``smollm2_oracle.json`` beside itself. The weights are the file's own
+It reads ``texts/*.txt``, each a sequence of its own (openings of works long in the public domain), and writes
+``smollm2_oracle.npz`` and ``smollm2_oracle.json`` beside itself. The weights are the file's own
 quantised values, expanded exactly; only the arithmetic (float32 instead of integer dot products) differs.
 """
 
@@ -54,7 +55,7 @@ def text_answers(model: torch.nn.Module, token_ids: list[int]) -> dict[str, np.n
     targets = torch.tensor(token_ids[1:])[:, None]
     losses = -log_probabilities[:-1].gather(1, targets)[:, 0]
     return {
-        "text_ids": np.array(token_ids, dtype=np.int32),
+        "token_ids": np.array(token_ids, dtype=np.int32),
         "argmax": top_ids[:, 0].numpy().astype(np.int32),
         "margin": (top_values[:, 0] - top_values[:, 1]).numpy().astype(np.float32),
         "top_ids": top_ids.numpy().astype(np.int32),
@@ -97,21 +98,26 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     model, tokenizer = load(options.gguf)
 
-    text = (HERE / "perplexity_text.txt").read_text()
-    answers = text_answers(model, tokenizer(text, add_special_tokens=False)["input_ids"])
+    texts = {path.stem: path.read_text() for path in sorted((HERE / "texts").glob("*.txt"))}
+    answers = {
+        name: text_answers(model, tokenizer(text, add_special_tokens=False)["input_ids"])
+        for name, text in texts.items()
+    }
+    arrays = {f"{name}.{key}": array for name, answer in answers.items() for key, array in answer.items()}
+    losses = np.concatenate([answer["losses"] for answer in answers.values()]).astype(np.float64)
 
-    np.savez_compressed(HERE / "smollm2_oracle.npz", **answers)
+    np.savez_compressed(HERE / "smollm2_oracle.npz", **arrays)
     record = {
         "made_by": f"transformers {transformers.__version__}, torch {torch.__version__}, float32",
         "gguf_sha256": hashlib.sha256(options.gguf.read_bytes()).hexdigest(),
-        "num_text_tokens": len(answers["text_ids"]),
-        "perplexity": float(np.exp(answers["losses"].astype(np.float64).mean())),
+        "texts": {name: len(answer["token_ids"]) for name, answer in answers.items()},
+        "perplexity": float(np.exp(losses.mean())),
         "prompts": {name: prompt_answers(model, tokenizer, prompt) for name, prompt in PROMPTS.items()},
     }
     (HERE / "smollm2_oracle.json").write_text(json.dumps(record, indent=2) + "\n")
-    print(f"{record['num_text_tokens']} tokens, perplexity {record['perplexity']:.4f}")
-    for name, answers in record["prompts"].items():
-        print(f"{name}: narrowest step {min(answers['margins'])}, text {answers['continuation_text']!r}")
+    print(f"{sum(record['texts'].values())} tokens, perplexity {record['perplexity']:.4f}")
+    for name, answer in record["prompts"].items():
+        print(f"{name}: narrowest step {min(answer['margins'])}, text {answer['continuation_text']!r}")
 
 
 if __name__ == "__main__":

@@ -12,14 +12,21 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from hotset.checkpoint.progress import Progress
 from hotset.checkpoint.tensor import shown
 from hotset.errors import HotsetError, MachineError, RequestError
+from hotset.units import MIB
 
 _NUM_WORKERS = 4
+_CHUNK_BYTES = MIB
+_TIMEOUT_S = 30.0
+# Attempts in a row that bring nothing; any progress starts the count again.
+_NUM_RETRIES = 5
+_RETRY_WAIT_S = 1.0
 # The hub serves larger files only in its own chunk protocol (xet), which huggingface_hub speaks and resumes itself.
 MAX_HTTP_BYTES = 50 * 10**9
 
@@ -55,7 +62,7 @@ def fetch_files(source: HubSource, files: list[RemoteFile], folder: Path, progre
     """
     todo = [file for file in files if not (folder / file.path).exists()]
     done_bytes = sum(file.size_bytes for file in files if file not in todo)
-    done_bytes += sum(min(_part_bytes(folder, file), file.size_bytes) for file in todo)
+    done_bytes += sum(min(_size(_part(folder, file)), file.size_bytes) for file in todo)
     progress.start(sum(file.size_bytes for file in files), done_bytes)
     stop = threading.Event()
     with ThreadPoolExecutor(_NUM_WORKERS) as workers:
@@ -75,9 +82,8 @@ def _part(folder: Path, file: RemoteFile) -> Path:
     return folder / f"{file.path}.part"
 
 
-def _part_bytes(folder: Path, file: RemoteFile) -> int:
-    part = _part(folder, file)
-    return part.stat().st_size if part.exists() else 0
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _fetch(source: HubSource, file: RemoteFile, folder: Path, progress: Progress, stop: threading.Event) -> None:
@@ -95,29 +101,69 @@ def _fetch(source: HubSource, file: RemoteFile, folder: Path, progress: Progress
 
 
 def _fetch_by_http(source: HubSource, file: RemoteFile, part: Path, progress: Progress, stop: threading.Event) -> None:
+    """Append what is missing to ``part``; a connection that breaks is taken up again where it broke."""
+    retries_left = _NUM_RETRIES
+    while True:
+        have = _size(part)
+        try:
+            _append(source, file, part, progress, stop)
+            return
+        except (OSError, ValueError, _http_error()) as error:
+            wanted = hub_error(error, source.repo, f"fetching {shown(file.path)} of {source.repo}")
+            retries_left = _NUM_RETRIES if _size(part) > have else retries_left - 1
+            if retries_left < 0 or not _is_transient(error):
+                raise wanted from error
+        progress.say(f"{wanted.message}: trying again")
+        stop.wait(_RETRY_WAIT_S)
+
+
+def _append(source: HubSource, file: RemoteFile, part: Path, progress: Progress, stop: threading.Event) -> None:
     from huggingface_hub import hf_hub_url
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
+    from huggingface_hub.utils import http_stream_backoff as stream  # type: ignore[attr-defined]
 
     url = hf_hub_url(source.repo, file.path, revision=source.commit, endpoint=source.endpoint)
+    headers = build_hf_headers(token=source.token, library_name="hotset")
+    # Compressed answers have no stable byte positions, so they could not be resumed.
+    headers["Accept-Encoding"] = "identity"
     with part.open("ab") as sink:
         have = sink.tell()
         if have > file.size_bytes:
-            sink.truncate(0)
-            progress.advance(-file.size_bytes)
-            have = 0
-        try:
-            http_get(
-                url,
-                sink,
-                resume_size=have,
-                headers=build_hf_headers(token=source.token, library_name="hotset"),
-                expected_size=file.size_bytes,
-                displayed_filename=file.path,
-                tqdm_class=_bar_class(progress, have, stop),
-            )
-        except (OSError, ValueError, _http_error()) as error:
-            raise hub_error(error, source.repo, f"fetching {shown(file.path)} of {source.repo}") from error
+            have = _start_over(sink, file.size_bytes, progress)
+        if have == file.size_bytes:
+            return
+        if have:
+            headers["Range"] = f"bytes={have}-"
+        with stream("GET", url, headers=headers, timeout=_TIMEOUT_S, retry_on_exceptions=()) as response:
+            hf_raise_for_status(response)
+            if have and response.status_code != HTTPStatus.PARTIAL_CONTENT:
+                have = _start_over(sink, have, progress)
+            for chunk in response.iter_bytes(_CHUNK_BYTES):
+                if stop.is_set():
+                    raise _StoppedError
+                have += len(chunk)
+                if have > file.size_bytes:
+                    raise OSError(f"the hub sends more than the {file.size_bytes} bytes that it announced")
+                sink.write(chunk)
+                progress.advance(len(chunk))
+    if have < file.size_bytes:
+        raise ConnectionError(f"the connection ended after {have} of {file.size_bytes} bytes")
+
+
+def _start_over(sink: BinaryIO, counted_bytes: int, progress: Progress) -> int:
+    """Drop what is in a partial file, and uncount it."""
+    sink.truncate(0)
+    progress.advance(-counted_bytes)
+    return 0
+
+
+def _is_transient(error: Exception) -> bool:
+    """Whether the same request may work a moment later: the line broke, as opposed to the hub or the disk saying no."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if isinstance(error, HfHubHTTPError):
+        return False
+    return isinstance(error, (ConnectionError, _http_error()))
 
 
 def _fetch_by_xet(source: HubSource, file: RemoteFile, folder: Path, progress: Progress) -> None:
@@ -132,21 +178,18 @@ def _fetch_by_xet(source: HubSource, file: RemoteFile, folder: Path, progress: P
             token=source.token,
             endpoint=source.endpoint,
             library_name="hotset",
-            tqdm_class=_bar_class(progress, 0, threading.Event()),
+            tqdm_class=_bar_class(progress),
         )
     except (OSError, ValueError, _http_error()) as error:
         raise hub_error(error, source.repo, f"fetching {shown(file.path)} of {source.repo}") from error
 
 
-def _bar_class(progress: Progress, counted_bytes: int, stop: threading.Event) -> Any:
-    """Return what huggingface_hub takes for a tqdm class; it hands the bytes on to ``progress``.
-
-    ``counted_bytes`` of a resumed file were counted before; the hub may send them again all the same.
-    """
+def _bar_class(progress: Progress) -> Any:
+    """Return what huggingface_hub takes for a tqdm class; it hands the bytes on to ``progress``."""
 
     class Bar:
         def __init__(self, *_: Any, initial: int = 0, **__: Any) -> None:
-            progress.advance(initial - counted_bytes)
+            progress.advance(initial)
 
         def __enter__(self) -> Bar:
             return self
@@ -156,8 +199,6 @@ def _bar_class(progress: Progress, counted_bytes: int, stop: threading.Event) ->
 
         def update(self, num_bytes: float | None = 1) -> None:
             progress.advance(int(num_bytes or 0))
-            if stop.is_set():
-                raise _StoppedError
 
         def close(self) -> None:
             pass
@@ -176,7 +217,7 @@ def _check(file: RemoteFile, path: Path) -> None:
     else:
         raise MachineError(f"the hub gives no checksum for {shown(file.path)}")
     with path.open("rb") as content:
-        while chunk := content.read(1 << 20):
+        while chunk := content.read(MIB):
             digest.update(chunk)
     if digest.hexdigest() != expected or size != file.size_bytes:
         path.unlink()

@@ -92,11 +92,13 @@ def _tensor_info(name: str, entry: Any, what: str, file_id: int, data_start: int
             f" expected within 0 to {file_size - data_start}",
             "the file is truncated or damaged: download it again",
         )
-    num_bytes = num_weights * format.block_bytes
-    if num_bytes != (end - start) * format.block_weights:
+    if num_weights % format.block_weights:
+        raise CheckpointError(f"{what}: tensor {shown(name)} of shape {shape} does not fill whole bytes in {dtype}")
+    num_bytes = num_weights // format.block_weights * format.block_bytes
+    if num_bytes != end - start:
         raise CheckpointError(
             f"{what}: tensor {shown(name)} of shape {shape} and dtype {dtype}"
-            f" takes {num_bytes // format.block_weights} bytes, data_offsets give {end - start}"
+            f" takes {num_bytes} bytes, data_offsets give {end - start}"
         )
     return TensorInfo(name, tuple(shape), format, file_id, data_start + start, end - start)
 

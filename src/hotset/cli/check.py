@@ -11,7 +11,7 @@ from hotset.units import format_bytes
 
 if TYPE_CHECKING:
     from hotset.checkpoint import Account, Checkpoint, TensorInfo
-    from hotset.models.registry import ModelSpec
+    from hotset.models.spec import ModelSpec
 
 # More lines than this of absent or ignored tensors say nothing new; --json has them all.
 _MAX_LINES = 20

@@ -9,9 +9,19 @@ import click
 
 @click.command(name="plan")
 @click.argument("model")
-@click.option("--context", type=click.IntRange(min=1), metavar="N", help="Tokens of one sequence, prompt and answer.")
-@click.option("--sequences", type=click.IntRange(min=1), metavar="N", help="Sequences at the same time.")
-@click.option("--prefill-chunk", type=click.IntRange(min=1), metavar="N", help="Prompt tokens of one step.")
+@click.option(
+    "--context",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Tokens of one sequence, prompt and answer [default: the model's, at most 8192].",
+)
+@click.option("--sequences", type=click.IntRange(min=1), metavar="N", help="Sequences at the same time [default: 1].")
+@click.option(
+    "--prefill-chunk",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Prompt tokens of one step [default: from a budget].",
+)
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads [default: one a core].")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def command(

@@ -49,7 +49,10 @@ SAMPLING_FIELDS = (
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before TEXT; may be given several times.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after the model's end-of-text token.")
 @click.option(
-    "--context", type=click.IntRange(min=1), metavar="N", help="Tokens of the conversation, prompt and answer."
+    "--context",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Tokens of the conversation [default: the model's, at most 8192].",
 )
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads [default: one a core].")
 @click.option(
@@ -80,6 +83,7 @@ def command(
     hotset run smollm2-135m
     """
     import hotset
+    from hotset.machine import thp
 
     if raw and system is not None:
         raise RequestError("--raw and --system do not go together: a system message needs the chat template")
@@ -91,6 +95,9 @@ def command(
         raise RequestError(
             f"{name} needs a PROMPT, there is none for a conversation", f'hotset run {model} "..." {name}'
         )
+    advice = thp.advice(thp.read_huge_pages())
+    if advice is not None:
+        note(f"note: {advice}")
     with hotset.load(model, threads=threads, context=context, max_sequences=1) as engine:
         if text is None:
             _enable_line_editing()

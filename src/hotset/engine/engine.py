@@ -321,7 +321,7 @@ class Engine:
                 if sequence.finish_reason is None:
                     self._finish(sequence, "error", _wrap(error))
                     if isinstance(error, Exception):
-                        break
+                        continue
                 raise
 
     def _advance(self, sequence: Sequence, logits: NDArray[np.float32]) -> None:

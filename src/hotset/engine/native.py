@@ -112,6 +112,10 @@ class NativeExecutor:
                 os.close(handle)
         native.touch()
 
+    def load_raw(self, index: int, fd: int, offset: int) -> None:
+        """Read the rows of weight ``index`` of :attr:`low` from byte ``offset`` of an open file. Raises RuntimeError."""
+        self._running().load(index, fd, offset)
+
     def step(self, batch: StepBatch) -> NDArray[np.float32]:
         """Run one step; float32 [m, vocab], a view that is valid until the next step."""
         native = self._running()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from builders import gguf_bytes
+from checkpoint_files import gguf_bytes
 from click.testing import CliRunner, Result
 
 from hotset.checkpoint import Checkpoint, TensorDecl

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from builders import (
+from checkpoint_files import (
     ARRAY,
     HEADER,
     KEYS,

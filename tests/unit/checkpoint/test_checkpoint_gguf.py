@@ -8,7 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from builders import (
+from checkpoint_files import (
     ARCHITECTURE,
     ARRAY,
     BOOL,
@@ -224,6 +224,10 @@ DEFECTS = {
     "string too long": (
         with_key(key("x", STRING, struct.pack("<Q", 2**62) + b"abc")),
         r"key x: string of 4611686018427387904 bytes, expected at most",
+    ),
+    "string past the end": (
+        with_key(key("x", STRING, struct.pack("<Q", 500))),
+        r"key x: string of 500 bytes, expected at most [123]\d\d",
     ),
     "string not text": (with_key(key("x", STRING, string(b"a\xc3"))), r"key x: string is not UTF-8 text at byte 1"),
     "bool of 2": (with_key(key("x", BOOL, b"\2")), r"key x: bool with the value 2, expected 0 or 1"),

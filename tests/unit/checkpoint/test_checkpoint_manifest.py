@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from builders import GGML_F32, GGML_Q5_K, TENSORS, Tensor, gguf_bytes
+from checkpoint_files import GGML_F32, GGML_Q5_K, TENSORS, Tensor, gguf_bytes
 
 from hotset.checkpoint import Checkpoint, TensorDecl, account, open_checkpoint
 from hotset.errors import CheckpointError, InternalError

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from builders import gguf_bytes
+from checkpoint_files import gguf_bytes
 
 from hotset.checkpoint import package
 from hotset.checkpoint.hub import pull

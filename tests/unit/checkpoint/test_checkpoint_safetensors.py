@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from builders import HEADER, VALUES, entry, safetensors_bytes, safetensors_folder
+from checkpoint_files import HEADER, VALUES, entry, safetensors_bytes, safetensors_folder
 
 from hotset.checkpoint import open_checkpoint
 from hotset.checkpoint.safetensors import INDEX_NAME
@@ -51,12 +51,12 @@ def test_header_padding_scalars_and_empty_tensors(tmp_path: Path) -> None:
 
 
 def test_sub_byte_formats_have_a_size(tmp_path: Path) -> None:
-    """Two F4 weights share a byte, four F6 ones three bytes; a length that does not fit is refused."""
+    """Two F4 weights share a byte, four F6 ones three bytes; half a byte at the end is refused."""
     header = {"f4": entry("F4", [2, 6], 0, 6), "f6": entry("F6_E2M3", [8], 6, 12)}
     checkpoint = open_checkpoint(safetensors_folder(tmp_path / "m", safetensors_bytes(header, b"\0" * 12)))
     assert {name: info.nbytes for name, info in checkpoint.tensors.items()} == {"f4": 6, "f6": 6}
     odd = safetensors_bytes({"f4": entry("F4", [5], 0, 3)}, b"\0" * 3)
-    with pytest.raises(CheckpointError, match=r"shape \[5\] and dtype F4 takes 2 bytes, data_offsets give 3"):
+    with pytest.raises(CheckpointError, match=r"tensor f4 of shape \[5\] does not fill whole bytes in F4"):
         open_checkpoint(safetensors_folder(tmp_path / "m", odd))
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from builders import gguf_bytes
+from checkpoint_files import gguf_bytes
 
 from hotset.checkpoint.package import PACKAGED
 from hotset.checkpoint.resolve import resolve_model

@@ -79,12 +79,16 @@ def test_the_end_of_a_prefix_is_given_up_before_its_beginning_and_old_before_new
 
 
 def test_refused_admission_leaves_everything_as_it_was():
+    """Bug class: a refused request leaves references, or the wrong order of eviction, behind."""
     memory = CacheMemory(3, block_tokens=BLOCK)
-    fill(memory, tokens(*range(5))).release()
+    fill(memory, tokens(*range(9))).release()
     before = memory.pool.accounts()
-    assert memory.open(tokens(*range(5)), 5, 13) is None
+    assert memory.open(tokens(*range(9)), 9, 13) is None
     assert memory.pool.accounts() == before
     memory.check_integrity([])
+    table = fill(memory, tokens(*range(60, 67)))  # evicts one block: the end of the prefix
+    assert len(memory.match(memory.tree.root, tokens(*range(9)), 0, 9)) == 1
+    memory.check_integrity([table])
 
 
 def test_two_sequences_that_computed_the_same_block_end_up_sharing_it():

@@ -88,6 +88,8 @@ def test_path_outside_the_mount_falls_back_to_the_mount_point(machine: FakeRoot)
     machine.mount_v2("/../job")
     machine.write("/sys/fs/cgroup/memory.max", str(3 * GIB))
     machine.write("/sys/fs/cgroup/memory.current", "0")
+    machine.write("/sys/fs/job/memory.max", str(GIB))  # where joining the paths would lead
+    machine.write("/sys/fs/job/memory.current", "0")
     assert read_memory(machine.path).available_bytes == 3 * GIB
 
 

@@ -47,7 +47,7 @@ def test_quota_is_rounded_down_but_not_to_zero(machine: FakeRoot, cpu_max: str, 
 
 def test_the_smallest_quota_on_the_way_up_holds(machine: FakeRoot) -> None:
     machine.mount_v2("/pod/job")
-    machine.write("/sys/fs/cgroup/pod/job/cpu.max", "max 100000")
+    machine.write("/sys/fs/cgroup/pod/job/cpu.max", "300000 100000")
     machine.write("/sys/fs/cgroup/pod/cpu.max", "200000 100000")
     topology = read_topology(machine.path)
     assert topology.quota is not None and topology.quota.num_cpus == 2
@@ -89,6 +89,7 @@ def test_hidden_topology_counts_every_cpu(machine: FakeRoot, tmp_path: Path) -> 
 def test_caches_without_instruction_caches(machine: FakeRoot) -> None:
     topology = read_topology(machine.path)
     assert [topology.cache_bytes(level, 5) for level in (1, 2, 3)] == [32 << 10, 1 << 20, 16 << 20]
+    assert {cache.num_bytes for cache in topology.caches if cache.level == 1} == {32 << 10}
     assert topology.last_level_bytes((0, 1, 2)) == 16 << 20, "a shared cache counts once"
 
 
