@@ -19,11 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotset.api import Described, describe_model
-from hotset.checkpoint.checkpoint import open_checkpoint
+from hotset.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from hotset.checkpoint.formats import FORMATS as FORMAT_TABLE
 from hotset.checkpoint.manifest import TensorDecl, account
+from hotset.checkpoint.tensor import TensorInfo
 from hotset.engine.batch import Executor, Segment, StepBatch
 from hotset.engine.native import NativeExecutor
 from hotset.machine.native import available_isas
+from hotset.models.registry import describe
 from hotset.models.spec import ModelSpec
 from hotset.plan.budget import Plan, Wish, make_plan
 from hotset.program.builder import Builder
@@ -278,6 +281,37 @@ def hf_config(m: Tiny) -> dict[str, object]:
         "vocab_size": m.vocab, "max_position_embeddings": m.max_context, "rms_norm_eps": m.eps,
         "rope_theta": m.theta, "tie_word_embeddings": m.is_tied, "hidden_act": "silu", "eos_token_id": EOS_ID,
     }  # fmt: skip
+
+
+def gguf_metadata(m: Tiny) -> dict[str, object]:
+    """The keys that :func:`add_llama_keys` writes, as a checkpoint shows them."""
+    return {
+        "general.architecture": "llama", "llama.context_length": m.max_context, "llama.embedding_length": m.hidden,
+        "llama.block_count": m.layers, "llama.feed_forward_length": m.ffn, "llama.attention.head_count": m.heads,
+        "llama.attention.head_count_kv": m.kv_heads, "llama.attention.key_length": m.head_dim,
+        "llama.attention.value_length": m.head_dim, "llama.rope.dimension_count": m.head_dim,
+        "llama.rope.freq_base": m.theta, "llama.attention.layer_norm_rms_epsilon": m.eps, "llama.vocab_size": m.vocab,
+    }  # fmt: skip
+
+
+def declared(m: Tiny, metadata: Mapping[str, object] | None = None) -> Checkpoint:
+    """A GGUF checkpoint of headers alone: no file, any size. ``metadata`` replaces keys; None as a value removes one."""
+    keys = {key: value for key, value in (gguf_metadata(m) | dict(metadata or {})).items() if value is not None}
+    tensors = {
+        name: TensorInfo(
+            name, shape, FORMAT_TABLE[m.format_of(name)], 0, 0, FORMAT_TABLE[m.format_of(name)].nbytes(shape)
+        )
+        for name, shape in shapes(m).items()
+    }
+    return Checkpoint("gguf", Path("tiny.gguf"), [], keys, tensors)
+
+
+def spec_and_formats(m: Tiny) -> tuple[ModelSpec, dict[str, str]]:
+    """What a family declares for that shape, and the format of every program key; from headers alone."""
+    checkpoint = declared(m)
+    spec = describe(checkpoint)
+    loaded = account(checkpoint, spec.tensors).loaded
+    return spec, {key: info.format.name for key, info in loaded.items()}
 
 
 # ---- executors -----------------------------------------------------------------------------------------------

@@ -330,6 +330,17 @@ def test_other_revision_replaces_the_model_as_a_whole(hub: Hub, settings: Settin
     assert [path.name for path in (settings.models_dir / ".partial").iterdir() if path.is_dir()] == []
 
 
+def test_unfinished_files_of_another_commit_are_removed(hub: Hub, settings: Settings) -> None:
+    """Half of a model that nobody will finish is gigabytes; half of the one that is asked for is kept."""
+    hub.repos["org/plain"].revisions["v2"] = {**PLAIN, "config.json": b"{}"}
+    partial = settings.models_dir / ".partial"
+    for name in ("org/plain@v2", "org/plain"):
+        hub.cuts["model.safetensors"] = [CHUNK] + [0] * 6
+        with pytest.raises(MachineError):
+            pull(name, Recorder(), settings=settings)
+    assert [path.name for path in partial.iterdir() if path.is_dir()] == [f"org--plain--{commit_id('main')}"]
+
+
 def test_damaged_copy_is_noticed_and_mended(hub: Hub, settings: Settings) -> None:
     """A file that was cut or removed after the pull is named; the next pull fetches that file and no other."""
     pulled = pull("org/plain", Recorder(), settings=settings)

@@ -1,0 +1,251 @@
+"""Which bytes every thread touches in a step, from the rules of native/src/executor.cpp, and what goes wrong if threads
+run freely between two barriers.
+
+Two kinds of error are found. *Races*: between two barriers one thread touches what another writes. *Stale values*: an
+op reads bytes that do not hold the buffer it means, because another buffer of the slot was written over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotset.program.cache import BLOCK_TOKENS
+from hotset.program.lower import (
+    ACT_BF16,
+    ACT_F32,
+    ACT_Q8_OFFSET_32,
+    FEW_TOKENS,
+    TILE_ROWS,
+    Lowered,
+    NativeOp,
+    row_floats,
+)
+
+Units = NDArray[np.int64]
+Indices = NDArray[np.int64]
+UNIT = 2
+"""Bytes: two threads never share a byte pair (halves of the cache are the smallest thing a thread owns)."""
+ANYONE = 7
+"""A thread number that stands for one thread, nobody knows which: attention deals its work out by cost."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step: thread and token counts, the indices of the wanted outputs, whether attention was split into spans."""
+
+    threads: int
+    num_tokens: int
+    outputs: tuple[int, ...]
+    is_merged: bool
+
+    @property
+    def is_few(self) -> bool:
+        return self.num_tokens <= FEW_TOKENS
+
+
+@dataclass(frozen=True)
+class Touch:
+    """Units of a memory that a thread reads or writes; ``buffer`` is what it means by them, -1 for cache and partials."""
+
+    memory: str
+    thread: int
+    is_write: bool
+    units: Units
+    buffer: int = -1
+
+
+Access = Callable[[int, Units], Touch]
+
+
+def share(count: int, thread: int, threads: int) -> Indices:
+    return np.arange(count * thread // threads, count * (thread + 1) // threads)
+
+
+def group_of(n: int, t: int) -> tuple[int, int]:
+    """First token and size of the packed group of token ``t`` among ``n`` (find_group in native/src/types.h)."""
+    start = 0
+    while True:
+        size = next(s for s in (16, 8, 4, 2, 1) if n - start >= s)
+        if t < start + size:
+            return start, size
+        start += size
+
+
+class ByteModel:
+    """The touches of one lowered program in one step."""
+
+    def __init__(self, low: Lowered, case: Case) -> None:
+        self.low, self.case = low, case
+        self.slot_start = np.concatenate([[0], np.cumsum(low.slot_bytes)])
+        self.private_start = np.concatenate([[0], np.cumsum(low.private_slot_bytes)])
+
+    def rows_of(self, b: int) -> int:
+        return len(self.case.outputs) if self.low.buffers[b].is_outputs else self.case.num_tokens
+
+    def is_own(self, b: int) -> bool:
+        return self.case.is_few and self.low.buffers[b].is_private
+
+    def memory(self, b: int, thread: int) -> str:
+        return f"scratch {thread}" if self.is_own(b) else "workspace"
+
+    def base(self, b: int) -> int:
+        slot = self.low.buffers[b].slot
+        return int(self.private_start[slot] if self.is_own(b) else self.slot_start[slot])
+
+    def rows(self, b: int, tokens: Indices) -> Units:
+        """The floats of whole rows."""
+        return self.heads(b, tokens, np.zeros(1, np.int64), self.low.buffers[b].width)
+
+    def heads(self, b: int, tokens: Indices, columns: Indices, width: int) -> Units:
+        """``width`` floats from each of the columns on, in each of the rows (equal shapes, or one column for all)."""
+        start = self.base(b) + (np.asarray(tokens) * row_floats(self.low.buffers[b].width) + columns) * 4
+        return spread(start, width * 4)
+
+    def packed_rows(self, b: int, tokens: Indices) -> Units:
+        """Where pack_act writes these tokens (native/kernels/elementwise.h)."""
+        buffer, n = self.low.buffers[b], self.rows_of(b)
+        groups = np.array([group_of(n, int(t)) for t in tokens], np.int64).reshape(-1, 2)
+        k, first, size = buffer.width, groups[:, :1], groups[:, 1:]
+        lane, base = np.asarray(tokens, np.int64)[:, None] - first, self.base(b)
+        if buffer.act == ACT_F32:
+            return spread(base + (first * k + np.arange(k) * size + lane) * 4, 4)
+        if buffer.act == ACT_BF16:
+            return spread(base + (first * k + np.arange(0, k, 2) * size + 2 * lane) * 2, 4)
+        room = FEW_TOKENS if self.is_own(b) else (self.low.max_outputs if buffer.is_outputs else self.low.max_tokens)
+        num_terms = k // (16 if buffer.act == ACT_Q8_OFFSET_32 else 32)
+        q = base + first * k + np.arange(k // 32) * 32 * size + lane * 32
+        d = base + room * k + (first * (k // 32) + np.arange(k // 32) * size + lane) * 4
+        terms = base + room * k + room * (k // 32) * 4 + (first * num_terms + np.arange(num_terms) * size + lane) * 4
+        return np.concatenate([spread(q, 32), spread(d, 4), spread(terms, 4)])
+
+    def all_rows(self, b: int) -> Units:
+        tokens = np.arange(self.rows_of(b))
+        return self.packed_rows(b, tokens) if self.low.buffers[b].is_packed else self.rows(b, tokens)
+
+    def cache(self, op: NativeOp, tokens: Indices, heads: Indices) -> Units:
+        """Keys and values of kv heads (store_kv in native/kernels/attend.h); one block, position = token."""
+        dim, r = op.head_dim, np.asarray(tokens)[:, None]
+        head = op.cache_offset + np.asarray(heads)[:, None] * 2 * BLOCK_TOKENS * dim * 2
+        key = head + (r // 16 * dim * 16 + np.arange(dim) * 16 + r % 16) * 2
+        value = head + BLOCK_TOKENS * dim * 2 + r * dim * 2 + np.arange(dim) * 2
+        return spread(np.concatenate([key, value]), 2)
+
+    def touches(self, op: NativeOp) -> list[Touch]:
+        if op.kind == "attend":
+            return self.attention(op)
+        return [touch for thread in range(self.case.threads) for touch in self.of_thread(op, thread)]
+
+    def attention(self, op: NativeOp) -> list[Touch]:
+        threads = range(self.case.threads)
+        anyone = ANYONE if self.case.threads > 1 else 0
+        rows = self.cache(op, *np.divmod(np.arange(self.case.num_tokens * op.num_kv_heads), op.num_kv_heads))
+        out = [Touch(self.memory(op.x, t), t, False, self.all_rows(op.x), op.x) for t in threads]
+        out += [Touch("cache", t, False, rows) for t in threads]
+        if self.case.is_merged:
+            out.append(Touch("partials", anyone, True, np.arange(4)))
+        # Rows of segments that are not split are written here even when others are.
+        return [*out, Touch(self.memory(op.out, 0), anyone, True, self.all_rows(op.out), op.out)]
+
+    def of_thread(self, op: NativeOp, thread: int) -> list[Touch]:
+        def read(b: int, units: Units) -> Touch:
+            return Touch(self.memory(b, thread), thread, False, units, b)
+
+        def write(b: int, units: Units) -> Touch:
+            return Touch(self.memory(b, thread), thread, True, units, b)
+
+        case = self.case
+        mine = share(self.rows_of(op.out if op.x < 0 else op.x), thread, case.threads)
+        items = share(
+            case.num_tokens * (op.num_kv_heads if op.kind == "store_kv" else op.num_heads), thread, case.threads
+        )
+        match op.kind:
+            case "embed":
+                return [write(op.out, self.rows(op.out, mine))]
+            case "angles":
+                return [write(op.out, self.rows(op.out, np.arange(case.num_tokens) if case.is_few else mine))]
+            case "rms_norm" | "pack" | "silu_mul":
+                tokens = np.arange(self.rows_of(op.x)) if case.is_few else mine
+                inputs = [read(b, self.rows(b, tokens)) for b in (op.x, op.y) if b >= 0]
+                one = self.packed_rows if op.kind == "pack" else self.rows
+                return [*inputs, write(op.out, one(op.out, tokens))]
+            case "select":
+                kept = share(len(case.outputs), thread, case.threads)
+                chosen = np.array(case.outputs, np.int64)[kept]
+                return [read(op.x, self.rows(op.x, chosen)), write(op.out, self.rows(op.out, kept))]
+            case "linear" | "gated":
+                return self.product(op, thread, read, write)
+            case "rope":
+                t, h = np.divmod(items, op.num_heads)
+                x = self.heads(op.x, t, h * op.head_dim, op.rotary_dim)
+                return [read(op.y, self.rows(op.y, t)), read(op.x, x), write(op.x, x)]
+            case "store_kv":
+                t, h = np.divmod(items, op.num_kv_heads)
+                both = [read(b, self.heads(b, t, h * op.head_dim, op.head_dim)) for b in (op.x, op.y)]
+                return [*both, Touch("cache", thread, True, self.cache(op, t, h))]
+            case "attend_merge":
+                t, h = np.divmod(items, op.num_heads)
+                out = write(op.out, self.heads(op.out, t, h * op.head_dim, op.head_dim))
+                return [Touch("partials", thread, False, np.arange(4 if len(items) else 0)), out]
+        raise AssertionError(f"no rule for {op.kind}")
+
+    def product(self, op: NativeOp, thread: int, read: Access, write: Access) -> list[Touch]:
+        tiles = share(-(-self.low.weights[op.weight].out_width // TILE_ROWS), thread, self.case.threads)
+        n = self.rows_of(op.out)
+        if not len(tiles) or n == 0:
+            return []
+        start = np.full(n, tiles[0] * TILE_ROWS)
+        out = self.heads(op.out, np.arange(n), start, len(tiles) * TILE_ROWS)
+        touches = [read(op.x, self.all_rows(op.x)), write(op.out, out)]
+        return [read(op.out, out), *touches] if op.add else touches
+
+
+def spread(starts: Indices, num_bytes: int) -> Units:
+    """The units of ``num_bytes`` bytes from each of the starts on."""
+    return (np.asarray(starts)[..., None] // UNIT + np.arange(num_bytes // UNIT)).reshape(-1)
+
+
+class _Memory:
+    """Who touched each unit since the last barrier (bit masks), and which buffer's value it holds."""
+
+    def __init__(self, num_units: int) -> None:
+        self.touched = np.zeros(num_units, np.uint8)
+        self.written = np.zeros(num_units, np.uint8)
+        self.holds = np.full(num_units, -1, np.int32)
+
+
+def errors(low: Lowered, case: Case, dropped: int = -1) -> list[str]:
+    """Races and stale values of one step; ``dropped`` is the index of an op whose barrier is left out."""
+    model = ByteModel(low, case)
+    block = max((op.cache_offset + 4 * op.num_kv_heads * op.head_dim * BLOCK_TOKENS for op in low.ops), default=0)
+    sizes = {"workspace": sum(low.slot_bytes), "cache": block, "partials": 8}
+    sizes |= {f"scratch {t}": sum(low.private_slot_bytes) for t in range(case.threads)}
+    memories = {name: _Memory(size // UNIT + 1) for name, size in sizes.items()}
+    found = []
+    for index, op in enumerate(low.ops):
+        if op.kind == "attend_merge" and not case.is_merged:
+            continue
+        if (op.barrier_few if case.is_few else op.barrier_many) and index != dropped:
+            for memory in memories.values():
+                memory.touched[:] = 0
+                memory.written[:] = 0
+        touches = model.touches(op)
+        for touch in touches:
+            memory = memories[touch.memory]
+            bit = np.uint8(1 << touch.thread)
+            if ((memory.touched if touch.is_write else memory.written)[touch.units] & ~bit).any():
+                found.append(f"op {index} {op.kind}: thread {touch.thread} races in the {touch.memory}")
+            memory.touched[touch.units] |= bit
+            if touch.is_write:
+                memory.written[touch.units] |= bit
+        # An op reads its inputs before it writes.
+        for touch in sorted(touches, key=lambda touch: touch.is_write):
+            holds = memories[touch.memory].holds
+            if touch.is_write:
+                holds[touch.units] = touch.buffer
+            elif touch.buffer >= 0 and (holds[touch.units] != touch.buffer).any():
+                found.append(f"op {index} {op.kind}: reads stale bytes of buffer {touch.buffer} in the {touch.memory}")
+    return found
