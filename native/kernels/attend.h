@@ -1,34 +1,49 @@
-// Attention over cache blocks. Keys of one kv head lie as [256/16][head_dim][16] halves (lane = key), values as
-// [256][head_dim] halves (lane = channel), so neither product needs a sum over lanes.
+// Attention over cache blocks. Keys of one kv head lie as [256/64][head_dim][64] halves (lane = key), values as
+// [256][head_dim] halves (lane = channel), so neither product needs a sum over lanes, and both are read in one
+// contiguous stream.
 //
 // For every query row the 256 keys of a block give one partial (m, l, o); partials merge in block order inside
 // a span, spans merge in order. Which rows share a call never changes a row's arithmetic.
 
-// scores[r][key] for key tiles [0, tiles) of R packed query rows.
-template <int R, int kTiles>
-inline void score_tiles(const float* q, const uint16_t* k, int32_t dim, float* scores) {
-  f32x16 acc[kTiles][R];
-  for (int i = 0; i < kTiles; ++i)
-    for (int r = 0; r < R; ++r) acc[i][r] = f32_zero();
-  for (int32_t j = 0; j < dim; ++j) {
-#pragma GCC unroll 4
-    for (int i = 0; i < kTiles; ++i) {
-      // Few rows: keys come from memory. Two steps of j share a cache line.
-      if (R <= 6 && (j & 1) == 0) __builtin_prefetch(k + (static_cast<int64_t>(i + kTiles) * dim + j) * 16, 0, 3);
-      f32x16 key = f32_from_f16(k + (static_cast<int64_t>(i) * dim + j) * 16);
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) acc[i][r] = f32_fma(key, f32_splat(q[j * R + r]), acc[i][r]);
-    }
-  }
-  for (int i = 0; i < kTiles; ++i)
-    for (int r = 0; r < R; ++r) f32_store(scores + r * kBlockTokens + i * 16, acc[i][r]);
+// Few query rows: keys and values come from memory, and compute is too short to hide it. Lines are asked for this many
+// halves ahead, into the second cache: what the first cache can have on its way at once is not enough.
+constexpr int kFewRows = 3;
+constexpr int kAhead = 4096;
+inline void prefetch_row(const uint16_t* p) {
+  __builtin_prefetch(p, 0, 2);
+  __builtin_prefetch(p + 32, 0, 2);
 }
 
-template <int R> void score_rows(const float* q, const uint16_t* k, int32_t dim, int tiles, float* scores) {
-  constexpr int kTiles = 2 * R <= kAttendRows ? (4 * R <= kAttendRows ? 4 : 2) : 1;
-  int i = 0;
-  for (; i + kTiles <= tiles; i += kTiles) score_tiles<R, kTiles>(q, k + static_cast<int64_t>(i) * dim * 16, dim, scores + i * 16);
-  for (; i < tiles; ++i) score_tiles<R, 1>(q, k + static_cast<int64_t>(i) * dim * 16, dim, scores + i * 16);
+// scores[r][key] for kScoreTiles tiles of keys, R packed query rows.
+template <int R> inline void score_tiles(const float* q, const uint16_t* k, int32_t dim, float* scores) {
+  f32x16 acc[R][kScoreTiles];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int i = 0; i < kScoreTiles; ++i) acc[r][i] = f32_zero();
+  for (int32_t j = 0; j < dim; ++j, k += kKeyGroup, q += R) {
+    if (R <= kFewRows) prefetch_row(k + kAhead);
+    f32x16 key[kScoreTiles];
+#pragma GCC unroll 4
+    for (int i = 0; i < kScoreTiles; ++i) key[i] = f32_from_f16(k + 16 * i);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const f32x16 value = f32_splat(q[r]);
+#pragma GCC unroll 4
+      for (int i = 0; i < kScoreTiles; ++i) acc[r][i] = f32_fma(key[i], value, acc[r][i]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int i = 0; i < kScoreTiles; ++i) f32_store(scores + r * kBlockTokens + i * 16, acc[r][i]);
+}
+
+// All groups of keys that hold one of the first `keys`.
+template <int R> void score_rows(const float* q, const uint16_t* k, int32_t dim, int keys, float* scores) {
+  for (int g = 0; g < keys; g += kKeyGroup)
+    for (int i = 0; i < kKeyGroup; i += 16 * kScoreTiles)
+      score_tiles<R>(q, k + static_cast<int64_t>(g) * dim + i, dim, scores + g + i);
 }
 
 // Turns scores into weights exp(s - m) for the first `visible` keys and zero for the rest; returns m and l.
@@ -46,20 +61,20 @@ inline void softmax_row(float* s, int visible, int tiles, float* m_out, float* l
   *l_out = f32_sum_lanes(sum);
 }
 
-// o[r][c..c+16V) = sum over keys of p[r][key] v[key][c..].
+// o[r][c..c+16V) = sum over keys of p[r][key] v[key][c..]. `next` is what will be read after this block's values.
 template <int R, int V>
-inline void value_tile(const float* p, const uint16_t* v, int32_t dim, int keys, float* o, int64_t ld) {
+inline void value_tile(const float* p, const uint16_t* v, int32_t dim, int keys, const uint16_t* next, float* o) {
   f32x16 acc[R][V];
+#pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
-    for (int i = 0; i < V; ++i) acc[r][i] = f32_zero();
-  for (int key = 0; key < keys; ++key) {
-    f32x16 row[V];
-    if (R <= 3) {
-      __builtin_prefetch(v + static_cast<int64_t>(key + 16) * dim, 0, 3);
-      if (V > 2) __builtin_prefetch(v + static_cast<int64_t>(key + 16) * dim + 32, 0, 3);
-    }
 #pragma GCC unroll 4
-    for (int i = 0; i < V; ++i) row[i] = f32_from_f16(v + static_cast<int64_t>(key) * dim + 16 * i);
+    for (int i = 0; i < V; ++i) acc[r][i] = f32_zero();
+  const int last_ahead = kBlockTokens - kAhead / dim;  // keys from here on have their look-ahead in the next block
+  for (int key = 0; key < keys; ++key, v += dim) {
+    if (R <= kFewRows && V == 4) prefetch_row(key < last_ahead ? v + kAhead : next + (key - last_ahead) * dim);
+    f32x16 row[V];
+#pragma GCC unroll 4
+    for (int i = 0; i < V; ++i) row[i] = f32_from_f16(v + 16 * i);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       f32x16 w = f32_splat(p[r * kBlockTokens + key]);
@@ -67,14 +82,17 @@ inline void value_tile(const float* p, const uint16_t* v, int32_t dim, int keys,
       for (int i = 0; i < V; ++i) acc[r][i] = f32_fma(w, row[i], acc[r][i]);
     }
   }
+#pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
-    for (int i = 0; i < V; ++i) f32_store(o + r * ld + 16 * i, acc[r][i]);
+#pragma GCC unroll 4
+    for (int i = 0; i < V; ++i) f32_store(o + r * dim + 16 * i, acc[r][i]);
 }
 
-template <int R> void value_rows(const float* p, const uint16_t* v, int32_t dim, int keys, float* o, int64_t ld) {
+template <int R>
+void value_rows(const float* p, const uint16_t* v, int32_t dim, int keys, const uint16_t* next, float* o) {
   int32_t c = 0;
-  for (; c + 64 <= dim; c += 64) value_tile<R, 4>(p, v + c, dim, keys, o + c, ld);
-  for (; c < dim; c += 16) value_tile<R, 1>(p, v + c, dim, keys, o + c, ld);
+  for (; c + 64 <= dim; c += 64) value_tile<R, 4>(p, v + c, dim, keys, next + c, o + c);
+  for (; c < dim; c += 16) value_tile<R, 1>(p, v + c, dim, keys, next + c, o + c);
 }
 
 // acc = merge(acc, part), both (m, l, o[dim]); a part without visible keys (l == 0) leaves acc as it is.
@@ -110,15 +128,16 @@ inline void pack_queries(const float* const* q, int rows, int32_t dim, float sca
   }
 }
 
-template <int R> inline void score_exact(int size, const float* q, const uint16_t* k, int32_t dim, int tiles, float* s) {
+template <int R> inline void score_exact(int size, const float* q, const uint16_t* k, int32_t dim, int keys, float* s) {
   if constexpr (R == 0) return;
-  else if (size == R) score_rows<R>(q, k, dim, tiles, s);
-  else score_exact<R - 1>(size, q, k, dim, tiles, s);
+  else if (size == R) score_rows<R>(q, k, dim, keys, s);
+  else score_exact<R - 1>(size, q, k, dim, keys, s);
 }
-template <int R> inline void value_exact(int size, const float* p, const uint16_t* v, int32_t dim, int keys, float* o, int64_t ld) {
+template <int R>
+inline void value_exact(int size, const float* p, const uint16_t* v, int32_t dim, int keys, const uint16_t* next, float* o) {
   if constexpr (R == 0) return;
-  else if (size == R) value_rows<R>(p, v, dim, keys, o, ld);
-  else value_exact<R - 1>(size, p, v, dim, keys, o, ld);
+  else if (size == R) value_rows<R>(p, v, dim, keys, next, o);
+  else value_exact<R - 1>(size, p, v, dim, keys, next, o);
 }
 
 // Attention of `rows` queries over spans [span_first, span_first + num_spans) of one sequence.
@@ -130,6 +149,9 @@ void attend_rows(const AttendArgs& a) {
   pack_queries(a.q, a.rows, dim, a.scale, s.q);
   for (int r = 0; r < a.rows; ++r) s.total[r * ld + 1] = 0.0f;
   float part[2 + kMaxHeadDim];
+  int64_t longest = 0;
+  for (int r = 0; r < a.rows; ++r) longest = a.visible[r] > longest ? a.visible[r] : longest;
+  const int32_t last_block = static_cast<int32_t>((longest + kBlockTokens - 1) / kBlockTokens);
   for (int32_t span = a.span_first; span < a.span_first + a.num_spans; ++span) {
     for (int r = 0; r < a.rows; ++r) s.span[r * ld + 1] = 0.0f;
     for (int32_t b = span * kSpanBlocks; b < (span + 1) * kSpanBlocks; ++b) {
@@ -140,13 +162,15 @@ void attend_rows(const AttendArgs& a) {
       const uint8_t* base = a.cache + static_cast<int64_t>(a.blocks[b]) * a.block_stride;
       const uint16_t* k = reinterpret_cast<const uint16_t*>(base + a.key_offset);
       const uint16_t* v = reinterpret_cast<const uint16_t*>(base + a.value_offset);
+      const int32_t after = a.blocks[b + 1 < last_block ? b + 1 : b];
+      const uint16_t* next = reinterpret_cast<const uint16_t*>(a.cache + after * a.block_stride + a.key_offset);
       for (int r0 = 0; r0 < a.rows; r0 += kAttendRows) {
         int size = a.rows - r0 < kAttendRows ? a.rows - r0 : kAttendRows;
-        score_exact<kAttendRows>(size, s.q + r0 * dim, k, dim, tiles, s.scores + r0 * kBlockTokens);
+        score_exact<kAttendRows>(size, s.q + r0 * dim, k, dim, keys, s.scores + r0 * kBlockTokens);
       }
-      for (int r0 = 0; r0 < a.rows; r0 += kAttendValueRows) {
-        int size = a.rows - r0 < kAttendValueRows ? a.rows - r0 : kAttendValueRows;
-        float ml[kAttendValueRows][2];
+      for (int r0 = 0; r0 < a.rows; r0 += kAttendRows) {
+        int size = a.rows - r0 < kAttendRows ? a.rows - r0 : kAttendRows;
+        float ml[kAttendRows][2];
         for (int r = 0; r < size; ++r) {
           int64_t seen = a.visible[r0 + r] - start;
           ml[r][1] = 0.0f;
@@ -154,7 +178,7 @@ void attend_rows(const AttendArgs& a) {
           if (seen > 0) softmax_row(row, seen < kBlockTokens ? static_cast<int>(seen) : kBlockTokens, tiles, &ml[r][0], &ml[r][1]);
           else std::memset(row, 0, sizeof(float) * tiles * 16);
         }
-        value_exact<kAttendValueRows>(size, s.scores + r0 * kBlockTokens, v, dim, keys, s.values, dim);
+        value_exact<kAttendRows>(size, s.scores + r0 * kBlockTokens, v, dim, keys, next, s.values);
         for (int r = 0; r < size; ++r) {
           part[0] = ml[r][0], part[1] = ml[r][1];
           std::memcpy(part + 2, s.values + r * dim, sizeof(float) * dim);
@@ -169,11 +193,11 @@ void attend_rows(const AttendArgs& a) {
 // Write one token's key and value rows of one kv head into its block; r = position % 256.
 void store_kv(const float* k, const float* v, int32_t dim, int64_t r, uint8_t* keys, uint8_t* values) {
   alignas(64) uint16_t half[16];
-  uint16_t* key = reinterpret_cast<uint16_t*>(keys) + (r / 16) * dim * 16 + r % 16;
+  uint16_t* key = reinterpret_cast<uint16_t*>(keys) + (r / kKeyGroup) * dim * kKeyGroup + r % kKeyGroup;
   uint16_t* value = reinterpret_cast<uint16_t*>(values) + r * dim;
   for (int32_t j = 0; j < dim; j += 16) {
     f16_store(half, f32_load(k + j));
-    for (int i = 0; i < 16; ++i) key[(j + i) * 16] = half[i];
+    for (int i = 0; i < 16; ++i) key[(j + i) * kKeyGroup] = half[i];
     f16_store(value + j, f32_load(v + j));
   }
 }

@@ -9,10 +9,10 @@
 #include <cstring>
 
 // Register blocking of this instruction set (16 registers of 8 floats).
-constexpr int kMaxTokens = 4;        // tokens per pass of an integer product
-constexpr int kMaxTokensFloat = 2;   // tokens per pass of a float product (two sums a token)
-constexpr int kAttendRows = 6;       // query rows per pass over keys
-constexpr int kAttendValueRows = 2;  // query rows per pass over values (times 4 channel vectors)
+constexpr int kMaxTokens = 8;        // tokens per pass of an integer product
+constexpr int kMaxTokensFloat = 4;   // tokens per pass of a float product (two sums a token)
+constexpr int kAttendRows = 3;       // query rows per pass over keys or values
+constexpr int kScoreTiles = 2;       // tiles of sixteen keys per pass
 constexpr bool kHasBf16Dot = false;
 
 struct f32x16 { __m256 lo, hi; };

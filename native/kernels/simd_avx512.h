@@ -10,8 +10,8 @@
 // Register blocking of this instruction set (32 registers of 16 floats).
 constexpr int kMaxTokens = 16;       // tokens per pass of an integer product
 constexpr int kMaxTokensFloat = 8;   // tokens per pass of a float product (two sums a token)
-constexpr int kAttendRows = 12;      // query rows per pass over keys
-constexpr int kAttendValueRows = 6;  // query rows per pass over values (times 4 channel vectors)
+constexpr int kAttendRows = 6;       // query rows per pass over keys or values
+constexpr int kScoreTiles = 4;       // tiles of sixteen keys per pass
 constexpr bool kHasBf16Dot = true;
 
 struct f32x16 { __m512 v; };

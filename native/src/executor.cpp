@@ -17,7 +17,7 @@ int64_t now_ns() {
   return t.tv_sec * 1'000'000'000ll + t.tv_nsec;
 }
 
-// Fewer units than this per thread and attention is cut finer, by spans and by heads.
+// Fewer units than this per thread and attention is cut finer, by spans.
 constexpr int64_t kUnitsPerThread = 4;
 // Query rows worth gathering before keys are read.
 constexpr int32_t kRowsPerUnit = 24;
@@ -95,7 +95,6 @@ void Executor::plan_attention() {
     const int64_t spans = (seg.position + seg.count + kSpanTokens - 1) / kSpanTokens;
     const int64_t need = seg.count * attend->num_heads * spans * row_floats;
     const bool split = fine && spans > 1 && floats + need <= spec_.partial_floats;
-    const bool by_head = fine && !split && coarse < 2 * team_.size() && coarse % team_.size() != 0;
     int64_t base = floats;
     if (split) {
       step_.has_partials = true;
@@ -105,7 +104,7 @@ void Executor::plan_attention() {
       }
       floats += need;
     }
-    const int32_t heads = std::min<int32_t>(by_head ? 1 : group, kMaxAttendRows);
+    const int32_t heads = std::min<int32_t>(group, kMaxAttendRows);
     for (int32_t t = 0; t < seg.count; t += tile) {
       const int32_t count = std::min<int32_t>(tile, seg.count - t);
       for (int32_t kv = 0; kv < attend->num_kv_heads; ++kv) {

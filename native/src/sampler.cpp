@@ -97,59 +97,85 @@ void fill_weights(float largest, float temperature, SamplerWorkspace& ws) {
   }
 }
 
+// How much the tokens with logits of at least some threshold are: their number, and what a filter counts (their number
+// or their weight).
 struct Measure {
   int64_t count = 0;
-  double mass = 0.0;
+  double reach = 0.0;
 };
 
-// Number and weight of the tokens of block `b` with a logit of at least `threshold`.
-Measure measure_block(const SamplerWorkspace& ws, int64_t b, float threshold) {
-  const float* x = ws.logits.data() + b * kBlock;
-  const float* w = ws.weights.data() + b * kBlock;
-  float fold[kBlock];
+int32_t count_block(const float* x, float threshold) {
   int32_t count = 0;
   for (int64_t i = 0; i < kBlock; ++i) count += x[i] >= threshold;
-  for (int64_t i = 0; i < kBlock; ++i) fold[i] = x[i] >= threshold ? w[i] : 0.0f;
+  return count;
+}
+
+float weigh_block(const float* x, const float* w, float threshold) {
+  int32_t bits[kBlock];
+  float fold[kBlock];
+  std::memcpy(bits, w, sizeof bits);
+  for (int64_t i = 0; i < kBlock; ++i) bits[i] &= -static_cast<int32_t>(x[i] >= threshold);
+  std::memcpy(fold, bits, sizeof fold);
   for (int64_t half = kBlock / 2; half > 0; half /= 2) {
     for (int64_t i = 0; i < half; ++i) fold[i] += fold[i + half];
   }
+  return fold[0];
+}
+
+Measure measure_count(const SamplerWorkspace& ws, float threshold) {
   Measure sum;
-  sum.count = count;
-  sum.mass = fold[0];
+  for (int64_t b = 0; b < num_blocks(ws.vocab); ++b) {
+    if (ws.block_max[b] >= threshold) sum.count += count_block(ws.logits.data() + b * kBlock, threshold);
+  }
+  sum.reach = static_cast<double>(sum.count);
   return sum;
 }
 
-Measure measure(const SamplerWorkspace& ws, float threshold) {
+Measure measure_weight(const SamplerWorkspace& ws, float threshold) {
   Measure sum;
   for (int64_t b = 0; b < num_blocks(ws.vocab); ++b) {
     if (ws.block_max[b] < threshold) continue;
-    const Measure block = measure_block(ws, b, threshold);
-    sum.count += block.count;
-    sum.mass += block.mass;
+    const float* x = ws.logits.data() + b * kBlock;
+    sum.count += count_block(x, threshold);
+    sum.reach += weigh_block(x, ws.weights.data() + b * kBlock, threshold);
   }
   return sum;
 }
 
-// The last token that a filter keeps: tokens after it in (logit descending, index ascending) are dropped.
-using Border = Candidate;
+// Tokens with logits >= above do not reach a target, `inner` is what they have; tokens with logits >= below do.
+struct Band {
+  float below;
+  float above;
+  Measure inner;
+};
 
-constexpr Border kKeepAll = {kLowest, std::numeric_limits<int32_t>::max()};
-
-// The weight of all tokens up to `border`.
-double kept_mass(const Border& border, const SamplerWorkspace& ws) {
-  double mass = measure(ws, border.value).mass;
-  for (int64_t b = 0; b < num_blocks(ws.vocab); ++b) {  // tokens as large as the last one kept, but after it
-    if (ws.block_max[b] < border.value) continue;
-    const int64_t first = std::max(b * kBlock, static_cast<int64_t>(border.index) + 1);
-    for (int64_t i = first; i < (b + 1) * kBlock; ++i) {
-      if (ws.logits[i] == border.value) mass -= ws.weights[i];
+// Finds a band of logits in which a filter's target is reached, narrow enough to be sorted. `target` is less than what
+// all tokens have. Each measurement reads only the blocks whose maximum lies above its threshold.
+template <typename MeasureAt>
+Band find_band(float largest, float first_step, double target, MeasureAt measure_at) {
+  Band band = {largest, kInfinity, {}};
+  Measure outer = measure_at(band.below);
+  for (float step = first_step; outer.reach < target; step *= 2.0f) {
+    band = {std::max(kLowest, largest - step), band.below, outer};
+    outer = measure_at(band.below);
+  }
+  for (int i = 0; i < kMaxHalvings && band.above != kInfinity && outer.count - band.inner.count > kSmallBand; ++i) {
+    const float middle = band.below + (band.above - band.below) * 0.5f;
+    if (!(middle > band.below && middle < band.above)) break;
+    const Measure half = measure_at(middle);
+    if (half.reach < target) {
+      band.above = middle;
+      band.inner = half;
+    } else {
+      band.below = middle;
+      outer = half;
     }
   }
-  return mass;
+  return band;
 }
 
 // Gathers the tokens with logits in [below, above), in order.
-void collect_band(float below, float above, SamplerWorkspace& ws) {
+void collect(float below, float above, SamplerWorkspace& ws) {
   ws.candidates.clear();
   for (int64_t b = 0; b < num_blocks(ws.vocab); ++b) {
     if (ws.block_max[b] < below) continue;
@@ -165,41 +191,25 @@ void collect_band(float below, float above, SamplerWorkspace& ws) {
   }
 }
 
-// Finds the shortest prefix of the order whose count (or weight) reaches `target`, by narrowing a band of logits
-// until it is small enough to sort. Each step reads only the blocks whose maximum lies above its threshold.
-template <typename Reach>
-Border find_border(float largest, float first_step, double target, const Measure& total, SamplerWorkspace& ws,
-                   Reach reach) {
-  if (target >= reach(total)) return kKeepAll;
-  float above = kInfinity;  // tokens with logits >= above do not reach the target,
-  Measure inner;            // this is what they have;
-  float below = largest;    // tokens with logits >= below do reach it
-  Measure outer = measure(ws, below);
-  for (float step = first_step; reach(outer) < target; step *= 2.0f) {
-    above = below;
-    inner = outer;
-    below = std::max(kLowest, largest - step);
-    outer = measure(ws, below);
-  }
-  for (int i = 0; i < kMaxHalvings && above != kInfinity && outer.count - inner.count > kSmallBand; ++i) {
-    const float middle = below + (above - below) * 0.5f;
-    if (!(middle > below && middle < above)) break;
-    const Measure half = measure(ws, middle);
-    (reach(half) < target ? above : below) = middle;
-    (reach(half) < target ? inner : outer) = half;
-  }
-  collect_band(below, above, ws);
-  double sum = reach(inner);
+// The last token that top-p keeps of the whole vocabulary.
+Candidate find_top_p_border(float largest, const SamplingParams& params, SamplerWorkspace& ws) {
+  const auto measure_at = [&ws](float threshold) { return measure_weight(ws, threshold); };
+  const double total = measure_at(kLowest).reach;
+  const double target = params.top_p * total;
+  if (params.top_p >= 1.0f || target >= total) return {kLowest, std::numeric_limits<int32_t>::max()};
+  const Band band = find_band(largest, params.temperature, target, measure_at);
+  collect(band.below, band.above, ws);
+  double sum = band.inner.reach;
   for (const Candidate& candidate : ws.candidates) {
-    sum += reach(Measure{1, ws.weights[candidate.index]});
+    sum += ws.weights[candidate.index];
     if (sum >= target) return candidate;
   }
   return ws.candidates.back();  // the same sum in another order fell short of the target by its rounding
 }
 
-// Sets the weight of every token after `border`, or lighter than `min_weight`, to 0. Fills block_mass with the sums of
-// what is left and returns their total.
-double drop_weights(const Border& border, float min_weight, SamplerWorkspace& ws) {
+// Sets the weight of every token after `border` in the order, or lighter than `min_weight`, to 0. Fills block_mass with
+// the sums of what is left and returns their total.
+double drop_weights(const Candidate& border, float min_weight, SamplerWorkspace& ws) {
   double total = 0.0;
   for (int64_t b = 0; b < num_blocks(ws.vocab); ++b) {
     ws.block_mass[b] = 0.0;
@@ -213,7 +223,7 @@ double drop_weights(const Border& border, float min_weight, SamplerWorkspace& ws
     for (int32_t i = 0; i < kBlock; ++i) is_kept[i] |= x[i] > border.value;
     for (int32_t i = 0; i < kBlock; ++i) is_kept[i] &= w[i] >= min_weight;
     for (int32_t i = 0; i < kBlock; ++i) w[i] = is_kept[i] ? w[i] : 0.0f;
-    ws.block_mass[b] = measure_block(ws, b, kLowest).mass;
+    ws.block_mass[b] = weigh_block(x, w, kLowest);
     total += ws.block_mass[b];
   }
   return total;
@@ -238,6 +248,59 @@ int32_t walk(double target, const SamplerWorkspace& ws) {
   return static_cast<int32_t>(last);
 }
 
+// Draws from the whole vocabulary, or from what top-p and min-p keep of it.
+int32_t draw_from_all(float largest, const SamplingParams& params, double uniform, SamplerWorkspace& ws) {
+  fill_weights(largest, params.temperature, ws);
+  const double mass = drop_weights(find_top_p_border(largest, params, ws), params.min_p, ws);
+  return walk(uniform * mass, ws);
+}
+
+// Leaves the top_k best tokens in ws.candidates, in order; fewer when fewer are finite.
+void gather_top_k(float largest, int32_t top_k, SamplerWorkspace& ws) {
+  const auto measure_at = [&ws](float threshold) { return measure_count(ws, threshold); };
+  const bool is_all = top_k >= measure_at(kLowest).count;
+  collect(is_all ? kLowest : find_band(largest, 1.0f, top_k, measure_at).below, kInfinity, ws);
+  if (static_cast<int64_t>(ws.candidates.size()) > top_k) ws.candidates.resize(top_k);
+}
+
+// Replaces the logits of the candidates by their weights.
+void weigh_candidates(float largest, float temperature, SamplerWorkspace& ws) {
+  const float inverse = 1.0f / temperature;
+  const int64_t count = static_cast<int64_t>(ws.candidates.size());
+  for (int64_t first = 0; first < count; first += kBlock) {
+    const int64_t end = std::min(first + kBlock, count);
+    float scaled[kBlock] = {};
+    float weights[kBlock];
+    for (int64_t i = first; i < end; ++i) scaled[i - first] = (ws.candidates[i].value - largest) * inverse;
+    exp_block(scaled, weights);
+    for (int64_t i = first; i < end; ++i) ws.candidates[i].value = weights[i - first];
+  }
+}
+
+// Draws from the top_k best tokens, or from what top-p and min-p keep of them.
+int32_t draw_from_top_k(float largest, const SamplingParams& params, double uniform, SamplerWorkspace& ws) {
+  gather_top_k(largest, params.top_k, ws);
+  weigh_candidates(largest, params.temperature, ws);
+  double total = 0.0;
+  for (const Candidate& candidate : ws.candidates) total += candidate.value;
+  double sum = 0.0;
+  size_t num_kept = 0;
+  for (const Candidate& candidate : ws.candidates) {
+    if (candidate.value == 0.0f || candidate.value < params.min_p || (params.top_p < 1.0f && sum >= params.top_p * total)) break;
+    sum += candidate.value;
+    ++num_kept;
+  }
+  ws.candidates.resize(num_kept);
+  std::sort(ws.candidates.begin(), ws.candidates.end(),
+            [](const Candidate& a, const Candidate& b) { return a.index < b.index; });
+  double target = uniform * sum;
+  for (const Candidate& candidate : ws.candidates) {
+    if (target < candidate.value) return candidate.index;
+    target -= candidate.value;
+  }
+  return ws.candidates.back().index;
+}
+
 bool has_penalties(const SamplingParams& params) {
   return params.repetition_penalty != 1.0f || params.presence_penalty != 0.0f || params.frequency_penalty != 0.0f;
 }
@@ -260,21 +323,9 @@ void apply_penalties(const SamplingParams& params, const int32_t* history, int64
 }
 
 int32_t draw(float largest, const SamplingParams& params, uint64_t position, SamplerWorkspace& ws) {
-  fill_weights(largest, params.temperature, ws);
-  Border border = kKeepAll;
-  Measure total = measure(ws, kLowest);
-  if (params.top_k > 0 && params.top_k < ws.vocab) {
-    border = find_border(largest, 1.0f, params.top_k, total, ws,
-                         [](const Measure& m) { return static_cast<double>(m.count); });
-    total.mass = kept_mass(border, ws);
-  }
-  if (params.top_p < 1.0f) {
-    const Border narrower = find_border(largest, params.temperature, params.top_p * total.mass, total, ws,
-                                        [](const Measure& m) { return m.mass; });
-    if (comes_before(narrower, border)) border = narrower;
-  }
-  const double mass = drop_weights(border, params.min_p, ws);
-  return walk(sample_uniform(params.seed, position) * mass, ws);
+  const double uniform = sample_uniform(params.seed, position);
+  if (params.top_k > 0 && params.top_k < ws.vocab) return draw_from_top_k(largest, params, uniform, ws);
+  return draw_from_all(largest, params, uniform, ws);
 }
 
 }  // namespace

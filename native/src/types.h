@@ -8,6 +8,7 @@ namespace hotset {
 
 constexpr int kTileRows = 16;        // output rows interleaved in one tile of a packed weight
 constexpr int kBlockTokens = 256;    // tokens per cache block
+constexpr int kKeyGroup = 64;        // cached keys whose channels are interleaved
 constexpr int kSpanBlocks = 4;       // blocks whose attention partials are merged before spans are merged
 constexpr int kSpanTokens = kBlockTokens * kSpanBlocks;
 

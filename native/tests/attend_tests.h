@@ -42,7 +42,7 @@ class TestCache {
     for (int64_t t = 0; t < context_; ++t) {
       const int64_t block = blocks_[t / kBlockTokens] * block_stride() / 2, r = t % kBlockTokens;
       for (int32_t i = 0; i < dim_; ++i) {
-        want[block + key_offset() / 2 + (r / 16 * dim_ + i) * 16 + r % 16] = half_of(keys_[t * dim_ + i]);
+        want[block + key_offset() / 2 + (r / kKeyGroup * dim_ + i) * kKeyGroup + r % kKeyGroup] = half_of(keys_[t * dim_ + i]);
         want[block + value_offset() / 2 + r * dim_ + i] = half_of(values_[t * dim_ + i]);
       }
     }

@@ -14,7 +14,6 @@ from hotset.chat.vocabulary import (
     TokenKind,
     Vocabulary,
     find_end_tokens,
-    is_role_marker,
 )
 from hotset.checkpoint.strict_json import parse_json
 from hotset.errors import CheckpointError
@@ -33,16 +32,33 @@ def read_folder_tokenizer(folder: Path) -> tuple[Backend, Vocabulary]:
             f"{folder} holds no tokenizer.json", "download the model's tokenizer.json into the folder"
         )
     data = read_config(path)
-    added_entries = data.get("added_tokens") or []
     spelling = _spelling(data, path)
-    # Role markers that the file does not call special become so, else they could not be kept out of messages.
-    for entry in added_entries:
-        entry["special"] = entry["special"] or is_role_marker(entry["content"])
+    added = _added_tokens(data, path)
+    # Role markers that the file does not call special become so for the library, which can then leave them unread.
+    guarded = {token.token_id for token in added if token.is_guarded}
+    for entry in data.get("added_tokens") or []:
+        entry["special"] = entry["id"] in guarded
     try:
         backend = Backend.from_str(json.dumps(data))
     except Exception as error:  # the library raises plain Exception
         raise CheckpointError(f"{path} cannot be used: {error}") from error
-    return backend, _vocabulary(backend, data, spelling, read_settings(folder), folder)
+    return backend, _vocabulary(backend, data, spelling, added, folder)
+
+
+def _added_tokens(data: Mapping[str, Any], path: Path) -> tuple[AddedToken, ...]:
+    try:
+        return tuple(
+            AddedToken(
+                content=entry["content"],
+                token_id=int(entry["id"]),
+                is_control=bool(entry["special"]),
+                takes_space_before=bool(entry.get("lstrip")),
+                takes_space_after=bool(entry.get("rstrip")),
+            )
+            for entry in data.get("added_tokens") or []
+        )
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path}: added_tokens is not a list of objects with id, content and special") from error
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -82,14 +98,9 @@ def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _vocabulary(
-    backend: Backend, data: Mapping[str, Any], spelling: Spelling, settings: Mapping[str, Any], folder: Path
+    backend: Backend, data: Mapping[str, Any], spelling: Spelling, added: tuple[AddedToken, ...], folder: Path
 ) -> Vocabulary:
-    added = tuple(
-        AddedToken(
-            entry["content"], entry["id"], entry["special"], bool(entry.get("lstrip")), bool(entry.get("rstrip"))
-        )
-        for entry in data.get("added_tokens") or []
-    )
+    settings = read_settings(folder)
     kinds = {t.token_id: TokenKind.CONTROL if t.is_control else TokenKind.LITERAL for t in added}
     if data["model"].get("byte_fallback"):
         kinds |= {i: TokenKind.BYTE for b in range(256) if (i := backend.token_to_id(f"<0x{b:02X}>")) is not None}

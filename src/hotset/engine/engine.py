@@ -172,7 +172,10 @@ class Engine:
         with self._turns.take():
             self._check_open()
             is_all = positions == "all"
-            return score(self._executor, self._memory, tokens, self._vocab_size, self._max_tokens, is_all)
+            try:
+                return score(self._executor, self._memory, tokens, self._vocab_size, self._max_tokens, is_all)
+            except Exception as error:
+                raise _wrap(error) from error
 
     def stats(self) -> EngineStats:
         """Return counts and accounts, between two steps."""

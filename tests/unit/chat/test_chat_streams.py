@@ -79,6 +79,7 @@ def test_stop_strings_do_not_depend_on_the_split(text, stops, cuts):
     [
         (["a", "b", "c"], ("abc", "b"), "a"),
         (["xab", "c"], ("abc", "bc"), "x"),
+        (["xabc"], ("abc", "b"), "xa"),
         (["ab", "ab", "c"], ("abc",), "ab"),
         (["hello"], (), "hello"),
     ],

@@ -64,6 +64,14 @@ def test_space_around_control_tokens_is_theirs_where_the_tokenizer_says_so():
     assert list(guard.split("x <a|> y <b|> z\ufdd0", "\ufdd0")) == ["x", 1, " y ", 2, "z"]
 
 
+def test_tokens_that_overlap_or_begin_alike():
+    """Bug class: of two overlapping control tokens one stays whole; a longer token is read as a shorter one."""
+    guard = Guard([AddedToken("<|a", 1, True), AddedToken("|a|>", 2, True), AddedToken("<|a|>b", 3, True)])
+    (text,), mark = guard.protect(["<|a|>b"])
+    assert [part for part in guard.split(text, mark) if isinstance(part, int)] == []
+    assert list(guard.split("x<|a|>by<|a", mark)) == ["x", 3, "y", 1]
+
+
 def test_a_message_of_every_mark_is_refused():
     everything = "".join(chr(c) for c in range(0xFDD0, 0xFDF0))
     with pytest.raises(RequestError, match=r"U\+FDD0"):

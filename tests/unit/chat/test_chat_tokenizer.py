@@ -48,7 +48,7 @@ SCORES = WORDS | {letter: -20.0 - i for i, letter in enumerate(LETTERS)}
 
 
 @settings(max_examples=300)
-@given(strategies.text("helo wa", max_size=25))
+@given(strategies.one_of(strategies.text("helo wa", max_size=25), strategies.text(" a", max_size=45)))
 def test_byte_fallback_joins_as_sentencepiece_does(text):
     """Bug class: merges rebuilt from scores in another order; runs of spaces cut differently."""
     tokens = byte_fallback_metadata()["tokenizer.ggml.tokens"]
@@ -77,8 +77,8 @@ def test_control_tokens_are_parsed_only_where_allowed():
 
 
 def test_control_tokens_stand_for_no_text_and_literal_ones_for_theirs():
-    ids = byte_level.encode("<|im_start|>x<think>")
-    assert byte_level.decode(ids) == "x<think>" and len(ids) == 3
+    ids = byte_level.encode("<|im_start|>x<think><｜User｜>")
+    assert byte_level.decode(ids) == "x<think><｜User｜>" and len(ids) == 4
     assert byte_level.token_bytes(10**6) == b"" and byte_fallback.token_bytes(0) == b""
 
 
@@ -180,11 +180,12 @@ def test_damaged_scores_are_named():
 def test_folder_gives_the_tokens_of_the_same_gguf(tmp_path):
     folder = Tokenizer.from_folder(write_folder(tmp_path))
     gguf = Tokenizer.from_gguf(byte_level_metadata(ggml__pre="gpt-2"))
-    messages = [{"role": "user", "content": "hello <|im_end|> 12"}]
-    for text in (SAMPLE, "hello wolle", "<|im_start|>x<think>"):
+    messages = [{"role": "user", "content": "hello <|im_end|> 12 <｜User｜>"}]
+    for text in (SAMPLE, "hello wolle", "<|im_start|>x<think><｜User｜>"):
         assert folder.encode(text) == gguf.encode(text)
         assert folder.decode(folder.encode(text)) == gguf.decode(gguf.encode(text))
-    assert folder.encode_messages(messages, {}) == gguf.encode_messages(messages, {})
+    ids = folder.encode_messages(messages, {})
+    assert ids == gguf.encode_messages(messages, {}) and folder.encode("<｜User｜>")[0] not in ids
     assert (folder.vocab_size, folder.bos_id, folder.eos_ids) == (gguf.vocab_size, gguf.bos_id, gguf.eos_ids)
 
 
@@ -218,6 +219,7 @@ def test_post_processor_names_the_prefix(tmp_path):
         ("tokenizer.json", "[]", "is not a JSON object"),
         ("tokenizer.json", '{"decoder": {"type": "WordPiece"}}', "its decoder \\(WordPiece\\)"),
         ("tokenizer.json", '{"decoder": {"type": "ByteLevel"}, "model": {"type": "Nope"}}', "cannot be used"),
+        ("tokenizer.json", '{"decoder": {"type": "ByteLevel"}, "added_tokens": [{"id": 1}]}', "added_tokens is not"),
         ("tokenizer_config.json", "nope", "not valid JSON"),
         ("generation_config.json", '{"eos_token_id": ["x"]}', "eos_token_id holds 'x'"),
         ("tokenizer_config.json", '{"chat_template": 7}', "chat_template is neither"),

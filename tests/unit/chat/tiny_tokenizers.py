@@ -14,22 +14,23 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+LITERAL = ["<think>", "<｜User｜>"]
 MERGES = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("Ġ", "w"), ("Ġw", "o"), ("i", "m"), ("<", "|")]
 
 
 def byte_level_vocab() -> list[str]:
     characters = sorted(byte_of_character(), key=byte_of_character().__getitem__)
-    return [*CONTROL, *characters, *(a + b for a, b in MERGES), "<think>"]
+    return [*CONTROL, *characters, *(a + b for a, b in MERGES), *LITERAL]
 
 
 def byte_level_metadata(**changes: Any) -> dict[str, Any]:
-    """A GGUF "gpt2" tokenizer: all bytes, a few merges, three control tokens, one literal token."""
+    """A GGUF "gpt2" tokenizer: all bytes, a few merges, three control tokens, two literal tokens."""
     tokens = byte_level_vocab()
     metadata = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "smollm",
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [3] * 3 + [1] * (len(tokens) - 4) + [4],
+        "tokenizer.ggml.token_type": [3] * 3 + [1] * (len(tokens) - 5) + [4] * 2,
         "tokenizer.ggml.merges": [" ".join(pair) for pair in MERGES],
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
@@ -40,8 +41,10 @@ def byte_level_metadata(**changes: Any) -> dict[str, Any]:
     return {key: value for key, value in metadata.items() if value is not None}
 
 
-WORDS = {"▁h": -3.0, "he": -1.0, "ll": -2.0, "▁▁": -9.0, "▁▁▁": -9.0, "▁▁▁▁": -9.0, "llo": -4.0, "▁hello": -6.0}
+WORDS = {"▁h": -3.0, "he": -1.0, "ll": -2.0, "llo": -4.0, "▁hello": -6.0, "</": -5.0, "</s": -5.0}
 WORDS |= {"hello": -5.0, "▁hell": -7.0, "aa": -8.0, "aaa": -8.0, "aaaa": -8.0}
+# As in Llama 2 and Mistral: runs of spaces have equal scores, and some lengths are missing.
+WORDS |= {"▁" * length: -9.0 for length in (*range(2, 15), 16)}
 LETTERS = "▁helowrdabc<>s/é"
 
 
@@ -80,7 +83,7 @@ def write_folder(folder: Path, **settings: Any) -> Path:
     added = [
         {"id": vocab[t], "content": t, "special": t in CONTROL, "single_word": False, "lstrip": False, "rstrip": False,
          "normalized": False}
-        for t in (*CONTROL, "<think>")
+        for t in (*CONTROL, *LITERAL)
     ]  # fmt: skip
     data = {
         "version": "1.0",

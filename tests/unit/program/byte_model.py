@@ -49,7 +49,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Touch:
-    """Units of a memory that a thread reads or writes; ``buffer`` is what it means by them, -1 for cache and partials."""
+    """What a thread reads or writes; ``buffer`` is the value it means by it, -1 in the cache and in partials."""
 
     memory: str
     thread: int
