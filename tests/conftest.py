@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from hotset.machine.native import available_isas
 
 # Other processes share the machine: a slow example says nothing about the code, and a run must be repeatable.
-settings.register_profile("hotset", deadline=None, derandomize=True)
+PHASES = (Phase.explicit, Phase.generate, Phase.shrink)
+settings.register_profile("hotset", deadline=None, derandomize=True, report_multiple_bugs=False, phases=PHASES)
 settings.load_profile("hotset")
 
 

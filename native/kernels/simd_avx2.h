@@ -11,8 +11,9 @@
 // Register blocking of this instruction set (16 registers of 8 floats).
 constexpr int kMaxTokens = 8;        // tokens per pass of an integer product
 constexpr int kMaxTokensFloat = 4;   // tokens per pass of a float product (two sums a token)
-constexpr int kAttendRows = 3;       // query rows per pass over keys or values
+constexpr int kAttendRows = 2;       // query rows per pass over keys or values
 constexpr int kScoreTiles = 2;       // tiles of sixteen keys per pass
+constexpr int kValueTiles = 2;       // vectors of sixteen channels per pass
 constexpr bool kHasBf16Dot = false;
 
 struct f32x16 { __m256 lo, hi; };

@@ -25,11 +25,11 @@ const ProbeKernels& probe_kernels(const std::string& isa) {
   return table->probe;
 }
 
-// One request's sampler: its settings and the scratch memory it works in.
+// One request's sampler: its settings, and the engine's scratch memory (one thread at a time runs an engine).
 struct Chooser {
   SamplingParams params;
-  SamplerWorkspace workspace;
-  Chooser(const SamplingParams& p, int64_t vocab) : params(p), workspace(vocab) {}
+  SamplerWorkspace& workspace;
+  Chooser(const SamplingParams& p, SamplerWorkspace& w) : params(p), workspace(w) {}
 };
 
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -73,10 +73,12 @@ void bind_sampler(nb::module_& m) {
       .def_rw("presence_penalty", &SamplingParams::presence_penalty)
       .def_rw("frequency_penalty", &SamplingParams::frequency_penalty)
       .def_rw("seed", &SamplingParams::seed).def_rw("num_prompt", &SamplingParams::num_prompt);
+  nb::class_<SamplerWorkspace>(m, "SamplerWorkspace").def(nb::init<int64_t>());
   nb::class_<Chooser>(m, "Chooser")
-      .def(nb::init<const SamplingParams&, int64_t>())
+      .def(nb::init<const SamplingParams&, SamplerWorkspace&>(), nb::keep_alive<1, 3>())
       .def("__call__", [](Chooser& c, Floats logits, Ints history, uint64_t position) {
-        return sample_token(logits.data(), static_cast<int64_t>(logits.shape(0)), c.params, history.data(),
+        if (static_cast<int64_t>(logits.shape(0)) != c.workspace.vocab) throw std::runtime_error("logits of another vocabulary");
+        return sample_token(logits.data(), c.workspace.vocab, c.params, history.data(),
                             static_cast<int64_t>(history.shape(0)), position, c.workspace);
       });
 }

@@ -42,9 +42,12 @@ inline WeightValue weight_at(int32_t format, const uint8_t* row, int64_t i) {
       std::memcpy(&x, block, 4);
       return {x, 0};
     }
-    case kF16: return {half_value(u16_at(block)), 0};
-    case kBF16: return {bf16_value(u16_at(block)), 0};
-    case kQ8_0: return {half_value(u16_at(block)) * static_cast<int8_t>(block[2 + at]), 0};
+    case kF16:
+      return {half_value(u16_at(block)), 0};
+    case kBF16:
+      return {bf16_value(u16_at(block)), 0};
+    case kQ8_0:
+      return {half_value(u16_at(block)) * static_cast<int8_t>(block[2 + at]), 0};
     case kQ4_0: {
       const uint8_t pair = block[2 + at % 16];
       return {half_value(u16_at(block)) * ((at < 16 ? pair % 16 : pair / 16) - 8), 0};
@@ -53,8 +56,10 @@ inline WeightValue weight_at(int32_t format, const uint8_t* row, int64_t i) {
       const uint8_t pair = block[4 + at % 16];
       return {half_value(u16_at(block)) * (at < 16 ? pair % 16 : pair / 16), half_value(u16_at(block + 2))};
     }
-    case kQ4_K: return q4k_weight(block, at);
-    default: return {q6k_weight(block, at), 0};
+    case kQ4_K:
+      return q4k_weight(block, at);
+    default:
+      return {q6k_weight(block, at), 0};
   }
 }
 
@@ -70,12 +75,17 @@ inline std::vector<uint8_t> random_row(int32_t format, int64_t k, int64_t row, R
   std::vector<uint8_t> out(k / info.block_weights * info.block_bytes);
   for (int64_t b = 0; b < k / info.block_weights; ++b) {
     uint8_t* block = out.data() + b * info.block_bytes;
-    for (int i = 0; i < info.block_bytes; ++i) block[i] = static_cast<uint8_t>(row == 0 ? 0xff : row == 1 ? 0 : random.bits());
+    for (int i = 0; i < info.block_bytes; ++i)
+      block[i] = static_cast<uint8_t>(row == 0 ? 0xff : row == 1 ? 0 : random.bits());
     const float x = 0.02f * random.normal(), size = 0.5f + static_cast<float>(random.uniform());
     const float sign = random.below(2) == 0 ? -1.0f : 1.0f;
     switch (format) {
-      case kF32: std::memcpy(block, &x, 4); break;
-      case kF16: put_half(block, random.below(50) == 0 ? x * 0x1p-13f : x); break;  // some are subnormal
+      case kF32:
+        std::memcpy(block, &x, 4);
+        break;
+      case kF16:
+        put_half(block, random.below(50) == 0 ? x * 0x1p-13f : x);
+        break;  // some are subnormal
       case kBF16: {
         const uint16_t h = bf16_of(x);
         std::memcpy(block, &h, 2);
@@ -85,7 +95,9 @@ inline std::vector<uint8_t> random_row(int32_t format, int64_t k, int64_t row, R
         put_half(block, size * 3e-4f);
         if (row < 2) std::memset(block + 2, row == 0 ? 0x7f : 0x80, 32);
         break;
-      case kQ4_0: put_half(block, sign * size * 4e-3f); break;
+      case kQ4_0:
+        put_half(block, sign * size * 4e-3f);
+        break;
       case kQ4_1:
         put_half(block, size * 4e-3f);
         put_half(block + 2, size * -3e-2f);
@@ -94,7 +106,8 @@ inline std::vector<uint8_t> random_row(int32_t format, int64_t k, int64_t row, R
         put_half(block, size * 2e-4f);
         put_half(block + 2, size * 1e-3f);
         break;
-      default: put_half(block + 208, sign * size * 2e-5f);
+      default:
+        put_half(block + 208, sign * size * 2e-5f);
     }
   }
   return out;
@@ -123,9 +136,12 @@ inline std::vector<double> rounded_input(ActKind kind, const float* x, int64_t k
 // Roundings that one output may go through, in units of 2^-24 of the sum of magnitudes.
 inline double num_roundings(int32_t format, int64_t k) {
   switch (format_info(format).act) {
-    case ActKind::kF32: return static_cast<double>(k) / 2 + 2;
-    case ActKind::kBF16: return static_cast<double>(k) + 2;
-    default: return 3.0 * static_cast<double>(k) / (format == kQ6_K ? 16 : 32) + 3;
+    case ActKind::kF32:
+      return static_cast<double>(k) / 2 + 2;
+    case ActKind::kBF16:
+      return static_cast<double>(k) + 2;
+    default:
+      return 3.0 * static_cast<double>(k) / (format == kQ6_K ? 16 : 32) + 3;
   }
 }
 

@@ -38,7 +38,8 @@ void test_team(Tests& tests) {
         team.barrier();
       }
     });
-    for (int thread = 0; thread < team.size(); ++thread) test.expect(seen[thread * 64] == kRounds, "thread %d did not finish", thread);
+    for (int thread = 0; thread < team.size(); ++thread)
+      test.expect(seen[thread * 64] == kRounds, "thread %d did not finish", thread);
   }
   test.expect(num_early == 0, "%d times a thread had passed a barrier early", num_early.load());
   tests.push_back(test);
@@ -61,8 +62,8 @@ struct Count {
   int passed = 0, failed = 0;
   void print(const char* isa, const Test& test) {
     (test.passed() ? passed : failed) += 1;
-    std::printf("%s %s %s%s%s\n", test.passed() ? "ok  " : "FAIL", isa, test.name().c_str(), test.detail().empty() ? "" : ": ",
-                test.detail().c_str());
+    std::printf("%s %s %s%s%s\n", test.passed() ? "ok  " : "FAIL", isa, test.name().c_str(),
+                test.detail().empty() ? "" : ": ", test.detail().c_str());
     std::fflush(stdout);
   }
 };
@@ -74,7 +75,8 @@ bool write_checksums(const char* path, const std::string& isa, const Tests& test
   std::FILE* file = std::fopen(path, "w");
   if (file == nullptr) return false;
   for (const Test& test : tests) {
-    if (is_comparable(isa, test)) std::fprintf(file, "%016llx %s\n", static_cast<unsigned long long>(test.checksum()), test.name().c_str());
+    if (is_comparable(isa, test))
+      std::fprintf(file, "%016llx %s\n", static_cast<unsigned long long>(test.checksum()), test.name().c_str());
   }
   return std::fclose(file) == 0;
 }
@@ -101,7 +103,8 @@ int run(const char* only, const char* checksums) {
       if (!is_comparable(first_name, tests[t]) || !is_comparable(names[i], tests[t])) continue;
       Test same("same bits as " + first_name + ": " + tests[t].name(), true);
       same.expect(tests[t].checksum() == first[t].checksum(), "checksum %016llx against %016llx",
-                  static_cast<unsigned long long>(tests[t].checksum()), static_cast<unsigned long long>(first[t].checksum()));
+                  static_cast<unsigned long long>(tests[t].checksum()),
+                  static_cast<unsigned long long>(first[t].checksum()));
       count.print(names[i], same);
     }
   }

@@ -52,7 +52,10 @@ inline std::vector<float> input_rows(int64_t n, int64_t k, uint64_t seed) {
 class Product {
  public:
   Product(const KernelTable& kernels, int32_t format, bool is_gated, int64_t num_rows, int64_t k, uint64_t seed)
-      : kernels_(kernels), is_gated_(is_gated), gate_(format, num_rows, k, seed), up_(format, is_gated ? num_rows : 1, k, seed + 1) {
+      : kernels_(kernels),
+        is_gated_(is_gated),
+        gate_(format, num_rows, k, seed),
+        up_(format, is_gated ? num_rows : 1, k, seed + 1) {
     tiles_.resize(gate_.num_tiles() * gate_.tile_bytes() * (is_gated ? 2 : 1));
     for (int64_t tile = 0; tile < gate_.num_tiles(); ++tile) {
       gate_.pack(kernels, tile, tiles_.data() + tile * stride());
@@ -64,12 +67,21 @@ class Product {
   const JudgedWeight& weight() const { return gate_; }
 
   // Rows [first, first + n) of x, as a call of n tokens over tiles [begin, end); y has `ld` floats a row.
-  void run(const std::vector<float>& x, int64_t first, int64_t n, int64_t begin, int64_t end, bool add, float* y, int64_t ld) const {
+  void run(const std::vector<float>& x, int64_t first, int64_t n, int64_t begin, int64_t end, bool add, float* y,
+           int64_t ld) const {
     const int64_t x_ld = (gate_.k() + 15) / 16 * 16;
     const std::vector<float> rows(x.begin() + first * x_ld, x.begin() + (first + n) * x_ld);
     const PackedInput input(kernels_, format_info(gate_.format()).act, rows, gate_.k(), n);
-    const LinearArgs args{tiles_.data() + begin * stride(), gate_.tile_bytes(), stride(), end - begin, gate_.k(), n,
-                          &input.act(), y + begin * kTileRows, ld, add};
+    const LinearArgs args{tiles_.data() + begin * stride(),
+                          gate_.tile_bytes(),
+                          stride(),
+                          end - begin,
+                          gate_.k(),
+                          n,
+                          &input.act(),
+                          y + begin * kTileRows,
+                          ld,
+                          add};
     (is_gated_ ? kernels_.gated : kernels_.linear)[gate_.format()](args);
   }
   Judgement judge(int64_t row, const float* x, const std::vector<double>& rounded) const {
@@ -78,7 +90,8 @@ class Product {
     const Judgement u = up_.judge(row, x, rounded);
     auto silu = [](double v) { return v / (1 + std::exp(-v)); };
     // |silu'| < 1.1; exp and the division add a few units in the last place.
-    const double bound = 1.1 * g.bound * (std::fabs(u.value) + u.bound) + std::fabs(silu(g.value)) * (u.bound + 1e-6 * std::fabs(u.value));
+    const double bound = 1.1 * g.bound * (std::fabs(u.value) + u.bound) +
+                         std::fabs(silu(g.value)) * (u.bound + 1e-6 * std::fabs(u.value));
     return {silu(g.value) * u.value, bound + 1e-30, silu(g.exact) * u.exact};
   }
 
@@ -107,8 +120,8 @@ struct Accuracy {
 };
 
 // Checks every value of `base`, the results of one-token calls for the first `judged` rows of x.
-inline void check_judge(Test& test, const Product& p, const std::vector<float>& x, int64_t judged, const std::vector<float>& base,
-                        Accuracy* accuracy) {
+inline void check_judge(Test& test, const Product& p, const std::vector<float>& x, int64_t judged,
+                        const std::vector<float>& base, Accuracy* accuracy) {
   const JudgedWeight& w = p.weight();
   const int64_t x_ld = (w.k() + 15) / 16 * 16;
   for (int64_t t = 0; t < judged; ++t) {
@@ -128,7 +141,8 @@ inline void check_judge(Test& test, const Product& p, const std::vector<float>& 
 
 // A call of n tokens gives each the bits of its one-token call; adds to what is there when asked; writes nothing
 // beyond its columns.
-inline void check_call(Test& test, const Product& p, const std::vector<float>& x, int64_t n, const std::vector<float>& base, bool add) {
+inline void check_call(Test& test, const Product& p, const std::vector<float>& x, int64_t n,
+                       const std::vector<float>& base, bool add) {
   constexpr float kCanary = 12345.5f;
   const int64_t ld = p.width() + 16;
   std::vector<float> y(n * ld, kCanary), before;
@@ -144,15 +158,17 @@ inline void check_call(Test& test, const Product& p, const std::vector<float>& x
     if (add) {
       for (int64_t r = 0; r < p.width(); ++r) want[r] = before[t * ld + r] + want[r];
     }
-    test.expect(same_bits(y.data() + t * ld, want.data(), p.width()), "rows %ld k %ld: token %ld differs in a call of %ld%s",
-                p.weight().num_rows(), p.weight().k(), t, n, add ? " with add" : "");
+    test.expect(same_bits(y.data() + t * ld, want.data(), p.width()),
+                "rows %ld k %ld: token %ld differs in a call of %ld%s", p.weight().num_rows(), p.weight().k(), t, n,
+                add ? " with add" : "");
     for (int64_t r = p.width(); r < ld; ++r) test.expect(y[t * ld + r] == kCanary, "wrote past column %ld", p.width());
   }
 }
 
-inline void test_product(Test& test, const KernelTable& kernels, int32_t format, bool is_gated, int64_t num_rows, int64_t k,
-                         const std::vector<int64_t>& calls, Accuracy* accuracy) {
-  const Product p(kernels, format, is_gated, num_rows, k, static_cast<uint64_t>(format * 1000 + num_rows * 10 + is_gated));
+inline void test_product(Test& test, const KernelTable& kernels, int32_t format, bool is_gated, int64_t num_rows,
+                         int64_t k, const std::vector<int64_t>& calls, Accuracy* accuracy) {
+  const Product p(kernels, format, is_gated, num_rows, k,
+                  static_cast<uint64_t>(format * 1000 + num_rows * 10 + is_gated));
   const int64_t most = *std::max_element(calls.begin(), calls.end());
   const std::vector<float> x = input_rows(most, k, static_cast<uint64_t>(format + k));
   std::vector<float> base(most * p.width());
@@ -165,8 +181,10 @@ inline void test_product(Test& test, const KernelTable& kernels, int32_t format,
   if (!is_gated) check_call(test, p, x, most, base, true);
   // One tile at a time, as threads would share them.
   std::vector<float> y(most * p.width());
-  for (int64_t tile = p.weight().num_tiles() - 1; tile >= 0; --tile) p.run(x, 0, most, tile, tile + 1, false, y.data(), p.width());
-  test.expect(same_bits(y.data(), base.data(), static_cast<int64_t>(y.size())), "rows %ld k %ld: tiles one by one differ", num_rows, k);
+  for (int64_t tile = p.weight().num_tiles() - 1; tile >= 0; --tile)
+    p.run(x, 0, most, tile, tile + 1, false, y.data(), p.width());
+  test.expect(same_bits(y.data(), base.data(), static_cast<int64_t>(y.size())),
+              "rows %ld k %ld: tiles one by one differ", num_rows, k);
 }
 
 inline void test_products(Tests& tests, const KernelTable& kernels) {
@@ -214,8 +232,8 @@ inline void test_unpack(Tests& tests, const KernelTable& kernels) {
             test.hash(y.data(), k);
             for (int64_t i = 0; i < k; ++i) {
               const WeightValue& value = w.weight(t * kTileRows + r, i);
-              test.expect(y[i] == static_cast<float>(value.scaled + value.offset), "row %d weight %ld: %.9g, judge %.9g", r, i, y[i],
-                          value.scaled + value.offset);
+              test.expect(y[i] == static_cast<float>(value.scaled + value.offset),
+                          "row %d weight %ld: %.9g, judge %.9g", r, i, y[i], value.scaled + value.offset);
             }
           }
         }

@@ -11,7 +11,8 @@ namespace hotset {
 inline std::vector<float> awkward_row(int64_t k, uint64_t seed) {
   Random random(seed);
   std::vector<float> x((k + 15) / 16 * 16, 0.0f);
-  const float special[] = {1.00390625f, 1.01171875f, -1.00390625f, 3.3e38f, 1e-40f, -1e-40f, 0.0f, -0.0f, 65504.0f, 1e-7f};
+  const float special[] = {1.00390625f, 1.01171875f, -1.00390625f, 3.3e38f,  1e-40f,
+                           -1e-40f,     0.0f,        -0.0f,        65504.0f, 1e-7f};
   for (int64_t i = 0; i < k; ++i) x[i] = random.below(4) == 0 ? special[random.below(10)] : random.normal();
   return x;
 }
@@ -44,7 +45,8 @@ inline void test_pack_f32(Test& test, const KernelTable& kernels, int64_t n, int
 
 // What belongs to the int8 inputs of one term, as the bits that are stored.
 inline int32_t term_of(ActKind kind, int32_t sum, float scale) {
-  if (kind != ActKind::kQ8Sum) return sum * (kind == ActKind::kQ8Offset8 ? -8 : kind == ActKind::kQ8Offset32 ? -32 : -128);
+  if (kind != ActKind::kQ8Sum)
+    return sum * (kind == ActKind::kQ8Offset8 ? -8 : kind == ActKind::kQ8Offset32 ? -32 : -128);
   const float product = static_cast<float>(sum) * scale;
   int32_t bits;
   std::memcpy(&bits, &product, 4);
@@ -62,17 +64,20 @@ inline void test_pack_q8(Test& test, const KernelTable& kernels, ActKind kind, i
     // Blocks of one token differ in size by far; token 1 is all zero; token 2 is so small that 1 / x is infinite.
     Random random(static_cast<uint64_t>(t * 100 + k));
     std::vector<float> x(k);
-    for (int64_t i = 0; i < k; ++i) x[i] = t == 1 ? 0.0f : random.normal() * (t == 2 ? 1e-39f : i / 32 % 2 ? 1e-3f : 40.0f);
+    for (int64_t i = 0; i < k; ++i)
+      x[i] = t == 1 ? 0.0f : random.normal() * (t == 2 ? 1e-39f : i / 32 % 2 ? 1e-3f : 40.0f);
     kernels.pack_act[static_cast<int>(kind)](x.data(), k, n, t, act);
     const std::vector<double> want = rounded_input(kind, x.data(), k);
     int32_t sum = 0;
     for (int64_t i = 0; i < k; ++i) {
       const int8_t got = q[packed_at(n, t, k, i, 32)];
       const float scale = d[packed_at(n, t, k / 32, i / 32, 1)];
-      test.expect(static_cast<double>(scale) * got == want[i], "input %ld of token %ld of %ld: %d times %.9g, want %.9g", i, t, n, got, scale, want[i]);
+      test.expect(static_cast<double>(scale) * got == want[i],
+                  "input %ld of token %ld of %ld: %d times %.9g, want %.9g", i, t, n, got, scale, want[i]);
       sum = (i % unit == 0 ? 0 : sum) + got;
       const int32_t term = terms[packed_at(n, t, k / unit, i / unit, 1)];
-      if (i % unit == unit - 1) test.expect(term == term_of(kind, sum, scale), "term %ld of token %ld of %ld: %d", i / unit, t, n, term);
+      if (i % unit == unit - 1)
+        test.expect(term == term_of(kind, sum, scale), "term %ld of token %ld of %ld: %d", i / unit, t, n, term);
     }
   }
   test.hash(q.data(), n * k), test.hash(d.data(), n * k / 32), test.hash(terms.data(), n * k / unit);
@@ -90,25 +95,31 @@ inline void test_packing(Tests& tests, const KernelTable& kernels) {
   tests.push_back(bytes);
 }
 
+inline void test_norm_of(Test& test, const KernelTable& kernels, int64_t width, float size) {
+  constexpr float kEps = 1e-5f;
+  Random random(static_cast<uint64_t>(width));
+  const int64_t padded = (width + 15) / 16 * 16;
+  std::vector<float> x = random.normals(padded, size), w = random.normals(padded), y(padded);
+  for (int64_t i = width; i < padded; ++i) x[i] = 0.0f;
+  double sum = 0;
+  for (float v : x) sum += static_cast<double>(v) * v;
+  const double scale = 1 / std::sqrt(sum / static_cast<double>(width) + kEps);
+  kernels.rms_norm(x.data(), w.data(), kEps, width, y.data());
+  test.hash(y.data(), padded);
+  for (int64_t i = 0; i < padded; ++i) {
+    const double want = x[i] * scale * w[i];
+    test.expect(std::fabs(y[i] - want) <= 1e-6 * std::fabs(want), "width %ld at %ld: %.9g, judge %.9g", width, i, y[i],
+                want);
+  }
+  std::vector<float> same = x;
+  kernels.rms_norm(same.data(), w.data(), kEps, width, same.data());
+  test.expect(same_bits(same.data(), y.data(), padded), "width %ld: in place differs", width);
+}
+
 inline void test_rms_norm(Tests& tests, const KernelTable& kernels) {
   Test test("rms_norm", true);
   for (int64_t width : {1, 15, 16, 17, 63, 64, 65, 576, 4096}) {
-    Random random(static_cast<uint64_t>(width));
-    const int64_t padded = (width + 15) / 16 * 16;
-    std::vector<float> x = random.normals(padded, 3.0f), w = random.normals(padded), y(padded);
-    for (int64_t i = width; i < padded; ++i) x[i] = 0.0f;
-    double sum = 0;
-    for (float v : x) sum += static_cast<double>(v) * v;
-    const double scale = 1 / std::sqrt(sum / static_cast<double>(width) + 1e-5f);
-    kernels.rms_norm(x.data(), w.data(), 1e-5f, width, y.data());
-    test.hash(y.data(), padded);
-    for (int64_t i = 0; i < padded; ++i) {
-      const double want = x[i] * scale * w[i];
-      test.expect(std::fabs(y[i] - want) <= 1e-6 * std::fabs(want), "width %ld at %ld: %.9g, judge %.9g", width, i, y[i], want);
-    }
-    std::vector<float> same = x;
-    kernels.rms_norm(same.data(), w.data(), 1e-5f, width, same.data());
-    test.expect(same_bits(same.data(), y.data(), padded), "width %ld: in place differs", width);
+    for (float size : {3.0f, 1e-3f}) test_norm_of(test, kernels, width, size);  // 1e-3: below the square root of eps
   }
   tests.push_back(test);
 }
@@ -150,10 +161,13 @@ inline void test_rope(Tests& tests, const KernelTable& kernels) {
       for (int32_t i = 0; i < half; ++i) {
         const int32_t a = is_adjacent ? 2 * i : i, b = is_adjacent ? 2 * i + 1 : i + half;
         const double c = angles[i], s = angles[half + i], u = x[a], v = x[b];
-        test.expect(std::fabs(y[a] - (u * c - v * s)) <= 3e-7 * (std::fabs(u) + std::fabs(v)), "rotary %d pair %d, first", rotary, i);
-        test.expect(std::fabs(y[b] - (v * c + u * s)) <= 3e-7 * (std::fabs(u) + std::fabs(v)), "rotary %d pair %d, second", rotary, i);
+        test.expect(std::fabs(y[a] - (u * c - v * s)) <= 3e-7 * (std::fabs(u) + std::fabs(v)),
+                    "rotary %d pair %d, first", rotary, i);
+        test.expect(std::fabs(y[b] - (v * c + u * s)) <= 3e-7 * (std::fabs(u) + std::fabs(v)),
+                    "rotary %d pair %d, second", rotary, i);
       }
-      test.expect(same_bits(y.data() + rotary, x.data() + rotary, 16), "rotary %d: the part that does not rotate has changed", rotary);
+      test.expect(same_bits(y.data() + rotary, x.data() + rotary, 16),
+                  "rotary %d: the part that does not rotate has changed", rotary);
     }
   }
   tests.push_back(test);

@@ -30,7 +30,8 @@ class Test {
     va_end(args);
     reason_ = text;
   }
-  template <class T> void hash(const T* values, int64_t count) {
+  template <class T>
+  void hash(const T* values, int64_t count) {
     const uint8_t* bytes = reinterpret_cast<const uint8_t*>(values);
     for (int64_t i = 0; i < count * static_cast<int64_t>(sizeof(T)); ++i) {
       checksum_ = (checksum_ ^ bytes[i]) * 0x100000001b3ull;  // FNV-1a

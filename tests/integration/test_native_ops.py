@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import FORMATS, K_FORMATS, Floats, native, program, random_tokens, reference, run, same_bits
+from helpers import FLOAT_FORMATS, FORMATS, K_FORMATS, Floats, native, program, random_tokens, reference, run, same_bits
 
 from hotset.api import Described
 from hotset.engine.batch import Segment, StepBatch
@@ -118,6 +118,26 @@ def test_q8_0_products_do_not_saturate(isa: str, tmp_path: Path) -> None:
     with d.checkpoint:
         tokens = random_tokens(20, NUM_ROWS)
         assert same_bits(run(native(d, 2, isa), tokens), x[tokens] @ w.T)
+
+
+@pytest.mark.parametrize("format", [f for f in FORMATS if f not in FLOAT_FORMATS])
+def test_runs_of_tiny_inputs_count_as_zero(format: str, isa: str, tmp_path: Path) -> None:
+    """32 inputs below 4e-37 and not all zero: 127 over their maximum overflows. Guards against infinities and NaN out
+    of numbers that are as good as zero, which a gate that is far closed can give."""
+    x = np.random.default_rng(1).standard_normal((5, 256), dtype=np.float32)
+    x[1:, 32:64] = np.array([[1e-40], [1e-38], [3e-37], [5e-37]], np.float32)
+    x[1, 40] = 0
+    as_zero = x.copy()
+    as_zero[1:, 32:64] = 0
+    logits = []
+    for rows in (x, as_zero):
+        tables = {"table": (rows, "F32"), "w": (matrix(32, 256), format)}
+        d = program(
+            tmp_path / "m.gguf", tables, lambda b: b.linear(b.select_outputs(b.embed("table", 5, 256)), "w", 32)
+        )
+        with d.checkpoint:
+            logits.append(run(native(d, 1, isa), np.arange(5, dtype=np.int32)))
+    np.testing.assert_allclose(logits[0], logits[1], rtol=0, atol=1e-30)
 
 
 @pytest.mark.parametrize("up", ["same", "other"])

@@ -8,10 +8,13 @@ from hotset.engine.sampling import Sampling
 
 
 class NativeSampler:
-    """Makes choosers of native/src/sampler.cpp for a vocabulary of ``vocab_size`` tokens."""
+    """Makes choosers of native/src/sampler.cpp for a vocabulary of ``vocab_size`` tokens.
+
+    They share one scratch memory, so only one thread at a time may call any of them, as an engine does.
+    """
 
     def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
+        self._workspace = _native.SamplerWorkspace(vocab_size)
 
     def start(self, sampling: Sampling, seed: int, num_prompt: int) -> Chooser:
         """Return the chooser of one request; see the protocol."""
@@ -28,5 +31,5 @@ class NativeSampler:
             setattr(params, name, getattr(sampling, name))
         params.seed = seed
         params.num_prompt = num_prompt
-        chooser: Chooser = _native.Chooser(params, self._vocab_size)
+        chooser: Chooser = _native.Chooser(params, self._workspace)
         return chooser

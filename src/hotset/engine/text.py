@@ -9,8 +9,10 @@ from typing import Any, Protocol
 class TextStream(Protocol):
     """Turns the tokens of one answer into text, and looks for stop strings in it."""
 
-    #: A stop string was completed: no more text will come.
-    is_stopped: bool
+    @property
+    def is_stopped(self) -> bool:
+        """A stop string was completed: no more text will come."""
+        ...
 
     def feed(self, token_id: int) -> str:
         """Take the next token and return the text that became certain, often ``""``."""

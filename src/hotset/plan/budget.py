@@ -26,6 +26,8 @@ LARGEST_CHUNK = 512
 CHUNK_ALIGN = 16
 RESERVE_BYTES = 256 * MIB
 """Left free for the interpreter, the tokenizer and the rest of the machine."""
+SAMPLER_BYTES = 20
+"""Per vocabulary entry: logits, weights, counts and candidates of ``SamplerWorkspace`` in native/src/sampler.h."""
 STAGING_BYTES = MIB
 """Per thread, while loading (kStagingBytes in native/src/executor_setup.cpp)."""
 
@@ -160,6 +162,7 @@ def make_plan(
         Term("workspace", sum(low.slot_bytes), "transient", f"step buffers for {chunk} tokens and {outputs} outputs"),
         Term("attention partials", partials * 4, "transient", f"{sequences} rows over {context:,} tokens"),
         Term("thread scratch", scratch, "transient", f"{num_threads} threads"),
+        Term("sampler", SAMPLER_BYTES * spec.vocab_size, "resident", f"{spec.vocab_size:,} logits"),
         Term("load staging", num_threads * STAGING_BYTES, "load", "freed when loaded"),
         Term("reserve", RESERVE_BYTES, "reserve", "interpreter, tokenizer, the rest of the machine"),
     )
