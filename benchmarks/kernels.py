@@ -114,9 +114,7 @@ def main() -> None:
     args = parser.parse_args()
     rows = []
     with CeilingMeter(args.threads) as meter, tempfile.TemporaryDirectory() as folder:
-        print(
-            f"{len(meter.cpus)} threads, {isa_in_use()}, {args.mib} MiB each, medians of {args.repeats}, GB/s"
-        )
+        print(f"{len(meter.cpus)} threads, {isa_in_use()}, {args.mib} MiB each, medians of {args.repeats}, GB/s")
         for name in args.formats.split(","):
             row = measure(name, args, meter, Path(folder))
             rows.append(row)

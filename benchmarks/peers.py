@@ -18,6 +18,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from peerlib import environments, machine, models, report, schedule
@@ -35,7 +36,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="SmolLM2 only, 3 repeats, no file written unless --out")
     parser.add_argument("--models", nargs="+", choices=list(models.MODELS), help="only these (default: all)")
     parser.add_argument("--engines", nargs="+", choices=list(environments.ENGINES), help="only these (default: all)")
-    parser.add_argument("--repeats", type=int, help="samples of every number (default: 5, with --quick 3)")
+    parser.add_argument(
+        "--repeats", type=int, help="samples of every number (default: 5, synthetic models and --quick 3)"
+    )
     parser.add_argument("--threads", type=int, default=2, help="threads of every engine (default: 2)")
     parser.add_argument("--out", type=Path, help=f"the page; the record goes beside it (default: {DEFAULT_PAGE.name})")
     parser.add_argument("--json", action="store_true", help="print the record instead of the page")
@@ -48,8 +51,9 @@ def parse_arguments() -> argparse.Namespace:
         key for key, model in models.MODELS.items() if not (options.quick and model.is_synthetic)
     ]
     options.engines = options.engines or list(environments.ENGINES)
-    options.repeats = options.repeats or (3 if options.quick else 5)
-    if options.repeats < 1 or options.threads < 1:
+    if options.repeats is None and options.quick:
+        options.repeats = 3
+    if (options.repeats is not None and options.repeats < 1) or options.threads < 1:
         parser.error("--repeats and --threads take a number of at least 1")
     if options.out is None and not options.quick:
         options.out = DEFAULT_PAGE
@@ -64,12 +68,12 @@ def prepare(options: argparse.Namespace) -> None:
         models.ensure(models.MODELS[key])
 
 
-def to_text(record: dict) -> str:
+def to_text(record: dict[str, Any]) -> str:
     """Return the record as JSON with one sample, or one list of numbers, per line."""
     return re.sub(r"\[\s+([-0-9.e+]+),\s+([-0-9.e+]+)\s+\]", r"[\1, \2]", json.dumps(record, indent=1)) + "\n"
 
 
-def save(options: argparse.Namespace, record: dict, text: str) -> None:
+def save(options: argparse.Namespace, record: dict[str, Any], text: str) -> None:
     """Write page and record; called after every model, so that an interrupted run leaves what it has."""
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -88,13 +92,12 @@ def main() -> int:
     )
     started = datetime.datetime.now(datetime.UTC)
     nonce = f"{time.time_ns():x}"
-    record = {
+    record: dict[str, Any] = {
         "command": shlex.join(["python", *sys.argv]),
         "date": started.strftime("%Y-%m-%d %H:%M UTC"),
         "machine": machine.describe(),
         "engines": options.engines,
         "threads": options.threads,
-        "repeats": options.repeats,
         "has_priority": options.priority,
         "nonce": nonce,
         "results": [],
@@ -112,6 +115,7 @@ def main() -> int:
         save(options, record, report.page(record, results, manners))
     if MANNERS_MODEL in options.models and not options.no_manners:
         polite = tuple(engine for engine in plan.engines if engine.name in MANNERS_ENGINES)
+        print("manners:", file=sys.stderr)
         manners = schedule.measure_manners(models.MODELS[MANNERS_MODEL], plan.only(polite), nonce)
         record["manners"] = report.result_record(manners)
     text = report.page(record, results, manners)

@@ -25,7 +25,10 @@ build() { # build DIRECTORY [CMAKE OPTION...]
 build build/kernel-tests
 build build/kernel-tests-aarch64 -DCMAKE_TOOLCHAIN_FILE="$PWD/native/toolchains/aarch64-linux-gnu.cmake"
 
-build/kernel-tests/kernel_tests --isa avx2 --checksums build/checksums-avx2.txt >/dev/null
+build/kernel-tests/kernel_tests --isa avx2 --checksums build/checksums-avx2.txt >build/kernel-tests/avx2.log || {
+  grep -v '^ok' build/kernel-tests/avx2.log >&2
+  exit 1
+}
 qemu-aarch64-static -cpu max -L /usr/aarch64-linux-gnu \
   build/kernel-tests-aarch64/kernel_tests --checksums build/checksums-neon.txt
 

@@ -295,7 +295,7 @@ def gguf_metadata(m: Tiny) -> dict[str, object]:
 
 
 def declared(m: Tiny, metadata: Mapping[str, object] | None = None) -> Checkpoint:
-    """A GGUF checkpoint of headers alone: no file, any size. ``metadata`` replaces keys; None as a value removes one."""
+    """A GGUF checkpoint of headers alone: no file, any size. ``metadata`` replaces keys, None removes one."""
     keys = {key: value for key, value in (gguf_metadata(m) | dict(metadata or {})).items() if value is not None}
     tensors = {
         name: TensorInfo(

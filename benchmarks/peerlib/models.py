@@ -20,7 +20,7 @@ SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db
 
 @dataclass(frozen=True)
 class Model:
-    """One file of the benchmark. ``new_tokens`` is the same for every engine and context."""
+    """One file of the benchmark; ``new_tokens`` is the same for every engine, ``repeats`` is a default."""
 
     key: str
     title: str
@@ -28,6 +28,7 @@ class Model:
     file: str
     is_synthetic: bool
     new_tokens: int
+    repeats: int
 
     @property
     def path(self) -> Path:
@@ -42,6 +43,7 @@ def _smollm2(format_name: str) -> Model:
         file=f"{SMOLLM2}.{format_name}.gguf",
         is_synthetic=False,
         new_tokens=128,
+        repeats=5,
     )
 
 
@@ -53,6 +55,7 @@ def _synthetic(format_name: str) -> Model:
         file=f"synthetic-3b.{format_name}.gguf",
         is_synthetic=True,
         new_tokens=64,
+        repeats=3,
     )
 
 
@@ -91,6 +94,7 @@ def ensure(model: Model) -> None:
         return
     ensure(original)
     here = Path(__file__).parent
+    command: list[str | Path]
     if model.is_synthetic:
         command = [sys.executable, here / "synthetic.py", "--like", original.path, "--format", model.format, model.path]
     else:

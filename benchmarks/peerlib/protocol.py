@@ -6,10 +6,13 @@ Between requests a worker is blocked reading its stdin: it must hold no spinning
 ==========  ==================================================  ==============================================
 op          request fields                                      answer
 ==========  ==================================================  ==============================================
-``load``    ``path threads context max_sequences``              ``version settings load_s first_token_s``
+``load``    ``path threads context``                            ``version settings load_s first_token_s``
 ``run``     ``prompt`` (token ids), ``new_tokens``              ``prefill_s decode_s num_new``
 ``batch``   ``prompts`` (lists of token ids), ``new_tokens``    ``decode_s num_new`` (over all sequences)
 ==========  ==================================================  ==============================================
+
+``context`` is the room for one sequence. ``batch`` may build its own context, with room for just its sequences: it
+is the last request of a worker's life, and its time to build one is not counted.
 
 An answer with ``error`` means that the request failed; end of input means quit. Times are seconds of wall clock:
 
@@ -35,7 +38,7 @@ FIRST_TOKEN_PROMPT = [11, 2041, 507, 9001, 333, 17, 4242, 99]
 class PeerEngine(Protocol):
     """One engine as the workers offer it; each method returns the answer of the op of its name."""
 
-    def load(self, path: str, threads: int, context: int, max_sequences: int) -> dict[str, Any]: ...
+    def load(self, path: str, threads: int, context: int) -> dict[str, Any]: ...
 
     def run(self, prompt: list[int], new_tokens: int) -> dict[str, Any]: ...
 

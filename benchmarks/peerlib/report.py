@@ -15,7 +15,7 @@ METRICS = {
     "prefill_4096": ("prefill of 4,096 tokens", "tok/s", 1.0),
     "load_s": ("load", "s", 1.0),
     "load_to_first_token_s": ("load to first token", "s", 1.0),
-    "peak_rss_bytes": ("peak resident memory", "GiB", 1.0 / (1 << 30)),
+    "peak_rss_bytes": ("peak resident memory, one sequence", "GiB", 1.0 / (1 << 30)),
 }
 LOWER_IS_BETTER = {"load_s", "load_to_first_token_s", "peak_rss_bytes"}
 QUIET_CORES = 0.1  # samples taken while others used more than this are counted in the report
@@ -97,8 +97,8 @@ def share_row(title: str, rates: dict[str, float], top: float | None, engines: l
 
 def manners_table(result: ModelResult, engines: list[str]) -> list[str]:
     rows = ["| | alone, tok/s | one busy process per core, tok/s | share kept |", "|---|---|---|---|"]
-    for engine in engines:
-        metrics = result.samples.get(engine, {})
+    for engine in (name for name in engines if name in result.samples):
+        metrics = result.samples[engine]
         share = "-"
         if metrics.get("quiet") and metrics.get("busy"):
             share = f"{median(metrics['busy']) / median(metrics['quiet']):.2f}"
@@ -132,8 +132,8 @@ def page(record: dict[str, Any], results: list[ModelResult], manners: ModelResul
         f"- machine: {machine['cpu']} (family/model {machine['cpu_family_model']}), {machine['num_cpus']} CPUs"
         f"{', virtual' if machine['is_virtual'] else ''}, {', '.join(machine['features'])}, "
         f"{machine['memory_bytes'] / (1 << 30):.1f} GiB, huge pages {machine['huge_pages']}, Linux {machine['kernel']}",
-        f"- {record['threads']} threads for every engine; every number was measured {record['repeats']} times, "
-        "each time in fresh workers; cells are median (smallest..largest)",
+        f"- {record['threads']} threads for every engine; every repeat starts fresh workers; "
+        "cells are median (smallest..largest)",
         f"- {disturbance(results)}"
         + (" Workers ran in a scheduling autogroup of their own at -20." if record["has_priority"] else ""),
         "- prompts are random token ids, new in every repeat and the same for all engines, so no prefix cache can hit; "
@@ -146,7 +146,7 @@ def page(record: dict[str, Any], results: list[ModelResult], manners: ModelResul
         order = "alternate item by item" if result.is_interleaved else "take turns, one in memory at a time"
         size = f"{result.facts.bytes_per_token / 1e6:,.1f} MB of weights per token"
         lines += ["", f"## {result.model.title}", ""]
-        lines += [f"{size}; {result.model.new_tokens} new tokens; engines {order}.", ""]
+        lines += [f"{size}; {result.num_repeats} repeats, {result.model.new_tokens} new tokens; engines {order}.", ""]
         lines += model_table(result, engines)
         lines += [f"\n{name} failed: {reason}" for name, reason in result.failures.items()]
     if manners:
@@ -164,6 +164,7 @@ def result_record(result: ModelResult) -> dict[str, Any]:
         "bytes_per_token": result.facts.bytes_per_token,
         "layer_weights": result.facts.layer_weights,
         "new_tokens": result.model.new_tokens,
+        "num_repeats": result.num_repeats,
         "is_interleaved": result.is_interleaved,
         "ceilings": result.ceilings,
         "versions": result.versions,

@@ -45,6 +45,7 @@ class ModelResult:
 
     model: Model
     facts: WeightFacts
+    num_repeats: int
     is_interleaved: bool
     settings: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -61,9 +62,12 @@ class Plan:
     """What the command line asked for."""
 
     engines: tuple[Engine, ...]
-    repeats: int
+    repeats: int | None  # None: each model's own
     threads: int
     has_priority: bool
+
+    def repeats_of(self, model: Model) -> int:
+        return self.repeats or model.repeats
 
     def only(self, engines: tuple[Engine, ...]) -> Plan:
         return replace(self, engines=engines)
@@ -105,9 +109,7 @@ def batch_item(new_tokens: int) -> Item:
 
 def load_item(model: Model, threads: int) -> Item:
     def measure(worker: Worker, result: ModelResult, source: random.Random) -> None:
-        answer = worker.ask(
-            "load", path=str(model.path), threads=threads, context=CACHE_TOKENS, max_sequences=NUM_SEQUENCES
-        )
+        answer = worker.ask("load", path=str(model.path), threads=threads, context=CACHE_TOKENS)
         result.settings[worker.engine.name] = answer.fields["settings"]
         result.versions[worker.engine.name] = answer.fields["version"]
         load_s, first_token_s = answer.fields["load_s"], answer.fields["first_token_s"]
@@ -118,6 +120,7 @@ def load_item(model: Model, threads: int) -> Item:
 
 
 def peak_item(worker: Worker, result: ModelResult, source: random.Random) -> None:
+    """Peak memory so far; it comes before the batch, for which some engines need a second context."""
     result.add(worker.engine, "peak_rss_bytes", worker.peak_rss_bytes(), 0.0)
 
 
@@ -127,9 +130,9 @@ def items_of(model: Model, plan: Plan) -> list[tuple[str, Item]]:
         ("load", load_item(model, plan.threads)),
         ("decode at 128", context_item(128, model.new_tokens)),
         ("prefill of 512", context_item(512, 0)),
-        ("eight sequences", batch_item(model.new_tokens)),
         (f"prefill of {LONG_CONTEXT}, decode there", context_item(LONG_CONTEXT, model.new_tokens)),
         ("peak memory", peak_item),
+        ("eight sequences", batch_item(model.new_tokens)),
     ]
 
 
@@ -186,10 +189,10 @@ def measure_model(model: Model, plan: Plan, nonce: str) -> ModelResult:
 
     The probe is hotset's, so a run of peers only has no ceilings.
     """
-    result = ModelResult(model, weight_facts(model), is_interleaved=fit_together(model, plan.engines))
-    for repeat in range(plan.repeats):
+    result = ModelResult(model, weight_facts(model), plan.repeats_of(model), fit_together(model, plan.engines))
+    for repeat in range(plan.repeats_of(model)):
         if any(engine.name == "hotset" for engine in plan.engines):
-            result.ceilings.append(measure_ceilings(plan.threads))
+            result.ceilings.append(measure_ceilings(plan.threads, plan.has_priority))
         first = repeat % len(plan.engines)
         engines = plan.engines[first:] + plan.engines[:first]
         pool = Pool(result, plan)
@@ -207,12 +210,12 @@ def measure_model(model: Model, plan: Plan, nonce: str) -> ModelResult:
 
 def measure_manners(model: Model, plan: Plan, nonce: str) -> ModelResult:
     """Decode at 128 tokens alone (``quiet``) and with one busy process per core (``busy``), in turn."""
-    result = ModelResult(model, weight_facts(model), is_interleaved=True)
+    result = ModelResult(model, weight_facts(model), plan.repeats_of(model), is_interleaved=True)
     pool = Pool(result, plan)
     try:
         for engine in plan.engines:
             pool.run(engine, "load", load_item(model, plan.threads), f"{nonce}/manners/load")
-        for repeat in range(plan.repeats):
+        for repeat in range(plan.repeats_of(model)):
             for engine in plan.engines:
                 item = context_item(128, BUSY_NEW_TOKENS)
                 pool.run(engine, "decode, quiet", renamed(item, "quiet"), f"{nonce}/manners/{repeat}/quiet")

@@ -28,7 +28,7 @@ class LlamaCpp:
         self.vocab_size = 0
         self.batch_buffer = llama_cpp.llama_batch_init(BATCH_TOKENS, 0, 1)
 
-    def load(self, path: str, threads: int, context: int, max_sequences: int) -> dict[str, Any]:
+    def load(self, path: str, threads: int, context: int) -> dict[str, Any]:
         self.threads = threads
         start = time.perf_counter()
         params = llama_cpp.llama_model_default_params()

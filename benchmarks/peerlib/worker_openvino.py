@@ -16,6 +16,7 @@ from peerlib.protocol import FIRST_TOKEN_PROMPT, serve
 
 BATCH_TOKENS = 512
 CACHE_BLOCK_TOKENS = 32
+SPARE_BLOCKS = 8
 
 
 class OpenVino:
@@ -25,13 +26,12 @@ class OpenVino:
         self.pipeline: Any = None
         self.next_request_id = 0
 
-    def load(self, path: str, threads: int, context: int, max_sequences: int) -> dict[str, Any]:
+    def load(self, path: str, threads: int, context: int) -> dict[str, Any]:
         start = time.perf_counter()
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.enable_prefix_caching = False
         scheduler.max_num_batched_tokens = BATCH_TOKENS
-        scheduler.max_num_seqs = max_sequences
-        scheduler.num_kv_blocks = context // CACHE_BLOCK_TOKENS + 2 * max_sequences
+        scheduler.num_kv_blocks = context // CACHE_BLOCK_TOKENS + SPARE_BLOCKS
         self.pipeline = openvino_genai.ContinuousBatchingPipeline(
             path, scheduler, "CPU", {"INFERENCE_NUM_THREADS": threads}
         )

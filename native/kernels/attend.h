@@ -190,14 +190,17 @@ void attend_rows(const AttendArgs& a) {
   }
 }
 
+// Clamped to what a half can hold: an infinite row would reach earlier tokens of the same call as 0 times infinity.
+inline f32x16 clamp_to_half(f32x16 x) { return f32_min(f32_max(x, f32_splat(-65504.0f)), f32_splat(65504.0f)); }
+
 // Write one token's key and value rows of one kv head into its block; r = position % 256.
 void store_kv(const float* k, const float* v, int32_t dim, int64_t r, uint8_t* keys, uint8_t* values) {
   alignas(64) uint16_t half[16];
   uint16_t* key = reinterpret_cast<uint16_t*>(keys) + (r / kKeyGroup) * dim * kKeyGroup + r % kKeyGroup;
   uint16_t* value = reinterpret_cast<uint16_t*>(values) + r * dim;
   for (int32_t j = 0; j < dim; j += 16) {
-    f16_store(half, f32_load(k + j));
+    f16_store(half, clamp_to_half(f32_load(k + j)));
     for (int i = 0; i < 16; ++i) key[(j + i) * kKeyGroup] = half[i];
-    f16_store(value + j, f32_load(v + j));
+    f16_store(value + j, clamp_to_half(f32_load(v + j)));
   }
 }

@@ -47,6 +47,8 @@ void rms_norm(const float* x, const float* w, float eps, int64_t width, float* y
   }
 }
 
+constexpr float kSmallestRun = 1e-30f;
+
 // Pack token t of n (row x of K floats) for the products that follow.
 template <ActKind kKind> void pack_act_q8(const float* x, int64_t k, int64_t n, int64_t t, const Act& act) {
   constexpr bool kHalves = kKind == ActKind::kQ8Offset32;
@@ -60,8 +62,10 @@ template <ActKind kKind> void pack_act_q8(const float* x, int64_t k, int64_t n, 
   for (int64_t b = 0; b < k / 32; ++b, q += 32 * size, d += size, terms += kHalves ? 2 * size : size) {
     f32x16 lo = f32_load(x + b * 32), hi = f32_load(x + b * 32 + 16);
     float top = f32_max_lanes(f32_max(f32_abs(lo), f32_abs(hi)));
+    // 127 over a smaller number would overflow; such a run is as good as zero. A NaN stays one.
+    top = top < kSmallestRun ? 0.0f : top;
     float scale = top / 127.0f;
-    f32x16 inverse = f32_splat(top > 0.0f ? 127.0f / top : 0.0f);
+    f32x16 inverse = f32_splat(top == 0.0f ? 0.0f : 127.0f / top);
     lo = f32_round(f32_mul(lo, inverse)), hi = f32_round(f32_mul(hi, inverse));
     i8_store_rounded(q, lo);
     i8_store_rounded(q + 16, hi);

@@ -28,6 +28,7 @@ inline f32x16 f32_mul(f32x16 a, f32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline f32x16 f32_div(f32x16 a, f32x16 b) { return {_mm512_div_ps(a.v, b.v)}; }
 inline f32x16 f32_fma(f32x16 a, f32x16 b, f32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline f32x16 f32_max(f32x16 a, f32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline f32x16 f32_min(f32x16 a, f32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline f32x16 f32_abs(f32x16 a) { return {_mm512_abs_ps(a.v)}; }
 inline f32x16 f32_round(f32x16 a) {
   return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};

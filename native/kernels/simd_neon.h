@@ -45,6 +45,9 @@ HOTSET_SIMD f32x16 f32_fma(f32x16 a, f32x16 b, f32x16 c) {
 // a where a > b, else b: what the x86 instruction does with zeros and NaN (vmaxq_f32 differs).
 HOTSET_SIMD float32x4_t max_quarter(float32x4_t a, float32x4_t b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 HOTSET_SIMD f32x16 f32_max(f32x16 a, f32x16 b) { return HOTSET_EACH(f32x16, max_quarter(a.v[i], b.v[i])); }
+HOTSET_SIMD f32x16 f32_min(f32x16 a, f32x16 b) {
+  return HOTSET_EACH(f32x16, vbslq_f32(vcltq_f32(a.v[i], b.v[i]), a.v[i], b.v[i]));
+}
 HOTSET_SIMD f32x16 f32_abs(f32x16 a) { return HOTSET_EACH(f32x16, vabsq_f32(a.v[i])); }
 HOTSET_SIMD f32x16 f32_round(f32x16 a) { return HOTSET_EACH(f32x16, vrndnq_f32(a.v[i])); }
 HOTSET_SIMD float32x4_t scale2_quarter(float32x4_t a, float32x4_t n) {

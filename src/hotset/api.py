@@ -47,9 +47,14 @@ def describe_model(model: str | Path) -> Described:
     return Described(checkpoint, spec, account(checkpoint, spec.tensors))
 
 
+def _cpus(threads: int | None) -> tuple[int, ...]:
+    topology = read_topology()
+    return pick_cpus(topology, default_threads(topology)[0] if threads is None else threads)
+
+
 def plan_model(described: Described, wish: Wish) -> Plan:
     """Plan a run of ``described`` on this machine, from headers alone."""
-    threads = wish.threads or default_threads(read_topology())[0]
+    threads = len(_cpus(wish.threads))
     memory = read_memory()
     return make_plan(described.spec, described.formats, wish, threads, memory.available_bytes, memory.source)
 
@@ -85,8 +90,7 @@ def load(
     described = describe_model(model)
     with described.checkpoint as checkpoint:
         spec = described.spec
-        topology = read_topology()
-        cpus = pick_cpus(topology, threads or default_threads(topology)[0])
+        cpus = _cpus(threads)
         plan = plan_model(described, Wish(context, max_sequences, prefill_chunk, len(cpus), prefix_tokens))
         require_fit(plan)
         if on_plan is not None:

@@ -3,7 +3,7 @@
 Run it in the oracle environment (torch and transformers; ``make`` never needs it)::
 
     python3 -m venv .peers/oracle
-    .peers/oracle/bin/pip install torch==2.13.0+cpu transformers==5.23.0
+    .peers/oracle/bin/pip install torch==2.13.0+cpu transformers==5.23.0 accelerate==1.15.0 gguf==0.19.0
     .peers/oracle/bin/python tests/golden/make_llama_golden.py
 
 Each case becomes a directory ``tests/golden/llama/<case>/``: a complete Hugging Face checkpoint with a

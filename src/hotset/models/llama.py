@@ -20,6 +20,8 @@ from hotset.program.cache import CacheGroup
 
 LINEAR_FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
 VECTOR_FORMATS = ("F32", "F16", "BF16")
+MAX_HEAD_DIM = 512
+MAX_LAYERS = 10_000
 LANES = 16
 """Hidden size and head size must be multiples of this: the vector width that every kernel set uses."""
 
@@ -69,27 +71,27 @@ def llama3_frequencies(
     return out
 
 
-def _hf_frequencies(fields: Fields, source: str, theta: float, head_dim: int) -> list[float]:
-    base = base_frequencies(theta, head_dim)
+def _hf_frequencies(fields: Fields, source: str, head_dim: int) -> list[float]:
     # transformers 5 writes one rope_parameters object that may also hold rope_theta; older files rope_scaling.
-    scaling = fields.raw("rope_parameters") or fields.raw("rope_scaling")
-    if scaling is None:
+    key = "rope_parameters" if fields.has("rope_parameters") else "rope_scaling"
+    rope = fields.section(key) if fields.has(key) else None
+    has_theta = rope is not None and rope.has("rope_theta")
+    theta = rope.positive("rope_theta") if rope and has_theta else fields.positive("rope_theta", 10000.0)
+    base = base_frequencies(theta, head_dim)
+    if rope is None:
         return base
-    rope = Fields(scaling, source, "")
     kind = rope.text("rope_type", rope.text("type", "default"))
-    if rope.has("rope_theta"):
-        base = base_frequencies(rope.number("rope_theta"), head_dim)
     if kind == "default":
         return base
     if kind == "linear":
-        factor = rope.number("factor")
+        factor = rope.positive("factor")
         return [f / factor for f in base]
     if kind == "llama3":
         return llama3_frequencies(
             base,
-            rope.number("factor"),
-            rope.number("low_freq_factor"),
-            rope.number("high_freq_factor"),
+            rope.positive("factor"),
+            rope.positive("low_freq_factor"),
+            rope.positive("high_freq_factor"),
             rope.integer("original_max_position_embeddings"),
         )
     raise CheckpointError(f"{source}: rope type {kind!r} is not one that hotset runs", "default, linear or llama3")
@@ -112,6 +114,7 @@ def _from_hf(checkpoint: Checkpoint) -> LlamaConfig:
             raise CheckpointError(f"{source}: {key} is {f.raw(key)!r}, expected {expected!r}")
     hidden, heads = f.integer("hidden_size"), f.integer("num_attention_heads")
     head_dim = f.integer("head_dim", hidden // max(heads, 1))
+    _check_head(head_dim, head_dim, source)
     return LlamaConfig(
         name=f.text("_name_or_path", "") or checkpoint.path.name,
         num_layers=f.integer("num_hidden_layers"),
@@ -123,7 +126,7 @@ def _from_hf(checkpoint: Checkpoint) -> LlamaConfig:
         vocab_size=f.integer("vocab_size"),
         max_context=f.integer("max_position_embeddings"),
         norm_eps=f.number("rms_norm_eps"),
-        frequencies=tuple(_hf_frequencies(f, source, f.number("rope_theta", 10000.0), head_dim)),
+        frequencies=tuple(_hf_frequencies(f, source, head_dim)),
         rope_pairs="halves",
         is_tied=f.flag("tie_word_embeddings", False),
         eos_ids=_eos_ids(f.raw("eos_token_id"), source),
@@ -143,10 +146,14 @@ def _from_gguf(checkpoint: Checkpoint) -> LlamaConfig:
     if f.integer("attention.value_length", head_dim) != head_dim:
         raise CheckpointError(f"{source}: key and value heads of different size")
     rotary = f.integer("rope.dimension_count", head_dim)
-    frequencies = base_frequencies(f.number("rope.freq_base", 10000.0), rotary)
-    kind = f.text("rope.scaling.type", "none")
+    _check_head(head_dim, rotary, source)
+    frequencies = base_frequencies(f.positive("rope.freq_base", 10000.0), rotary)
+    # Older converters wrote scale_linear, or a factor alone: both mean linear scaling.
+    factor = next((key for key in ("rope.scaling.factor", "rope.scale_linear") if f.has(key)), None)
+    kind = f.text("rope.scaling.type", "linear" if factor else "none")
     if kind == "linear":
-        frequencies = [x / f.number("rope.scaling.factor") for x in frequencies]
+        divisor = f.positive(factor or "rope.scaling.factor")
+        frequencies = [x / divisor for x in frequencies]
     elif kind != "none":
         raise CheckpointError(
             f"{source}: rope scaling {kind!r} is not one that hotset runs", "none or linear, or rope_freqs"
@@ -158,6 +165,8 @@ def _from_gguf(checkpoint: Checkpoint) -> LlamaConfig:
             raise CheckpointError(
                 f"{source}: rope_freqs.weight has {len(divisors)} values, expected {len(frequencies)}"
             )
+        if not all(d > 0 and math.isfinite(d) for d in divisors):
+            raise CheckpointError(f"{source}: rope_freqs.weight holds values that are not positive numbers")
         frequencies = [x / float(d) for x, d in zip(frequencies, divisors, strict=True)]
     embedding = checkpoint.tensors.get("token_embd.weight")
     if embedding is None:
@@ -181,28 +190,28 @@ def _from_gguf(checkpoint: Checkpoint) -> LlamaConfig:
     )
 
 
+def _check_head(head_dim: int, rotary_dim: int, source: str) -> None:
+    """Before frequencies are computed: a damaged header may name any size."""
+    if not LANES <= head_dim <= MAX_HEAD_DIM or head_dim % LANES:
+        raise CheckpointError(
+            f"{source}: head_dim is {head_dim}, expected a multiple of {LANES} from {LANES} to {MAX_HEAD_DIM}"
+        )
+    if rotary_dim % 2 or not 2 <= rotary_dim <= head_dim:
+        raise CheckpointError(f"{source}: {rotary_dim} rotary channels, expected an even number up to {head_dim}")
+
+
 def _check(c: LlamaConfig, source: str) -> None:
-    for field in (
-        "num_layers",
-        "hidden_size",
-        "num_heads",
-        "num_kv_heads",
-        "head_dim",
-        "ffn_size",
-        "vocab_size",
-        "max_context",
-    ):
+    counts = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "ffn_size", "vocab_size", "max_context")
+    for field in counts:
         if getattr(c, field) < 1:
             raise CheckpointError(f"{source}: {field} is {getattr(c, field)}, expected at least 1")
+    if c.num_layers > MAX_LAYERS:
+        raise CheckpointError(f"{source}: {c.num_layers} layers, expected at most {MAX_LAYERS}")
     if c.num_heads % c.num_kv_heads:
         raise CheckpointError(f"{source}: {c.num_heads} heads do not divide over {c.num_kv_heads} kv heads")
-    for field in ("hidden_size", "head_dim", "ffn_size"):
+    for field in ("hidden_size", "ffn_size"):
         if getattr(c, field) % LANES:
             raise CheckpointError(f"{source}: {field} is {getattr(c, field)}, expected a multiple of {LANES}")
-    if c.head_dim > 512 or 2 * len(c.frequencies) > c.head_dim:
-        raise CheckpointError(
-            f"{source}: head size {c.head_dim} with {2 * len(c.frequencies)} rotary channels is not run"
-        )
 
 
 HF_NAMES = {

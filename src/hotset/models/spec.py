@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +37,11 @@ class ModelSpec:
     program: Program
 
 
+def _short(value: object) -> str:
+    """A value for one line of an error: arrays and long texts cut."""
+    return " ".join(reprlib.repr(value).split())
+
+
 class Fields:
     """Typed access to a checkpoint's metadata that names what is missing or of the wrong kind."""
 
@@ -50,25 +57,41 @@ class Fields:
         """A non-negative integer; ``default`` when the key is absent, an error without one."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise CheckpointError(f"{self._source}: {self._prefix}{key} is {value!r}, expected a non-negative integer")
+            raise CheckpointError(
+                f"{self._source}: {self._prefix}{key} is {_short(value)}, expected a non-negative integer"
+            )
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise CheckpointError(f"{self._source}: {self._prefix}{key} is {value!r}, expected a number")
+            raise CheckpointError(f"{self._source}: {self._prefix}{key} is {_short(value)}, expected a number")
         return float(value)
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """A finite number above zero."""
+        value = self.number(key, default)
+        if not (value > 0 and math.isfinite(value)):
+            raise CheckpointError(f"{self._source}: {self._prefix}{key} is {value!r}, expected a number above 0")
+        return value
+
+    def section(self, key: str) -> Fields:
+        """An object inside the metadata."""
+        value = self.raw(key)
+        if not isinstance(value, Mapping):
+            raise CheckpointError(f"{self._source}: {self._prefix}{key} is {_short(value)}, expected an object")
+        return Fields(value, f"{self._source}: {key}")
 
     def text(self, key: str, default: str | None = None) -> str:
         value = self._get(key, default)
         if not isinstance(value, str):
-            raise CheckpointError(f"{self._source}: {self._prefix}{key} is {value!r}, expected a string")
+            raise CheckpointError(f"{self._source}: {self._prefix}{key} is {_short(value)}, expected a string")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._get(key, default)
         if not isinstance(value, bool):
-            raise CheckpointError(f"{self._source}: {self._prefix}{key} is {value!r}, expected true or false")
+            raise CheckpointError(f"{self._source}: {self._prefix}{key} is {_short(value)}, expected true or false")
         return value
 
     def raw(self, key: str) -> Any:

@@ -6,8 +6,8 @@ exactly what the plan says; a test holds the process against it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 
 from hotset.checkpoint.formats import FORMATS
 from hotset.errors import MachineError, RequestError
@@ -75,6 +75,8 @@ class Plan:
     """Bytes one decoded token reads, by context."""
     changes: tuple[str, ...] = field(default=())
     """Settings that differ from what was asked: "asked -> used, because"."""
+    hint: str = ""
+    """For a plan that does not fit: options that make one that does, when there are any."""
 
     @property
     def total_bytes(self) -> int:
@@ -137,11 +139,25 @@ def make_plan(
     Raises:
         RequestError: a wish that this model cannot meet at any size of memory.
     """
+    plan = _size(spec, formats, wish, num_threads, available_bytes, source)
+    if plan.fits:
+        return plan
+    for options, smaller in _smaller_wishes(plan, wish):
+        if _size(spec, formats, smaller, num_threads, available_bytes, source).fits:
+            return replace(plan, hint=f"{options} fits")
+    return plan
+
+
+def _size(
+    spec: ModelSpec, formats: Mapping[str, str], wish: Wish, num_threads: int, available_bytes: int, source: str
+) -> Plan:
     sequences = _positive("max_sequences", DEFAULT_SEQUENCES if wish.max_sequences is None else wish.max_sequences)
     context = min(spec.max_context, DEFAULT_CONTEXT) if wish.context is None else _positive("context", wish.context)
     if context > spec.max_context:
         limit = f"the {spec.max_context} tokens that {spec.name} was made for"
         raise RequestError(f"context {context} is more than {limit}", f"--context {spec.max_context}")
+    if wish.prefix_tokens < 0:
+        raise RequestError(f"prefix_tokens is {wish.prefix_tokens}, expected 0 or more")
     outputs = max(sequences, 8)
     chunk = wish.prefill_chunk
     chunk = choose_chunk(spec, formats, outputs, context) if chunk is None else _positive("prefill_chunk", chunk)
@@ -191,21 +207,31 @@ def require_fit(plan: Plan) -> None:
     if plan.fits:
         return
     largest = max(plan.terms, key=lambda term: term.num_bytes)
-    over = plan.total_bytes - plan.available_bytes
     message = (
         f"this run needs {format_bytes(plan.total_bytes)}, {format_bytes(plan.available_bytes)} are available "
         f"({plan.available_source}); the largest term is {largest.name}: {format_bytes(largest.num_bytes)}"
     )
-    raise MachineError(message, _fitting(plan, over))
+    missing = format_bytes(plan.total_bytes - plan.available_bytes)
+    raise MachineError(message, plan.hint or f"a machine with {missing} more free memory, or a smaller model")
 
 
-def _fitting(plan: Plan, over: int) -> str:
+def _smaller_wishes(plan: Plan, wish: Wish) -> Iterator[tuple[str, Wish]]:
+    """Wishes that need less, the mildest first, each with the options that ask for it."""
     cache = next(term for term in plan.terms if term.name == "cache")
-    spare = cache.num_bytes - over
-    blocks_each = spare // (plan.block_bytes * plan.max_sequences)
-    if blocks_each >= 1:
-        return f"--context {blocks_each * BLOCK_TOKENS} with {plan.max_sequences} sequences fits"
-    blocks = spare // plan.block_bytes
-    if blocks >= 1:
-        return f"--sequences 1 --context {min(plan.context, blocks * BLOCK_TOKENS)} fits"
-    return f"a machine with {format_bytes(over)} more free memory, or a smaller format of this model"
+    spare = (cache.num_bytes - (plan.total_bytes - plan.available_bytes)) // plan.block_bytes if plan.block_bytes else 0
+    spare -= num_blocks(wish.prefix_tokens)
+    chunk = f"--prefill-chunk {CHUNK_ALIGN}"
+    if wish.prefill_chunk is not None and wish.prefill_chunk > LARGEST_CHUNK:
+        yield f"--prefill-chunk {LARGEST_CHUNK}", replace(wish, prefill_chunk=LARGEST_CHUNK)
+    sequences = min(plan.max_sequences - 1, spare // num_blocks(plan.context))
+    if sequences >= 1:
+        yield f"--sequences {sequences}", replace(wish, max_sequences=sequences)
+    for count in dict.fromkeys((plan.max_sequences, 1)):
+        context = min(plan.context, spare // count * BLOCK_TOKENS)
+        if context >= 1:
+            options = f"--context {context}" + (f" --sequences {count}" if count != plan.max_sequences else "")
+            smaller = replace(wish, context=context, max_sequences=count)
+            yield options, smaller
+            yield f"{options} {chunk}", replace(smaller, prefill_chunk=CHUNK_ALIGN)
+    least = replace(wish, context=min(plan.context, BLOCK_TOKENS), max_sequences=1, prefill_chunk=CHUNK_ALIGN)
+    yield f"--context {least.context} --sequences 1 {chunk}", least

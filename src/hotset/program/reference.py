@@ -30,10 +30,15 @@ def round_bf16(x: Floats) -> Floats:
     return rounded.view(np.float32)
 
 
+SMALLEST_RUN = np.float32(1e-30)
+HALF_MAX = np.float32(65504)
+
+
 def round_q8(x: Floats) -> Floats:
-    """Each run of 32 inputs as int8 times one float scale, max |x| / 127; ties to even."""
+    """Each run of 32 inputs as int8 times one float scale, max |x| / 127; ties to even; runs below 1e-30 are zero."""
     blocks = x.reshape(*x.shape[:-1], -1, 32)
     top = np.abs(blocks).max(-1, keepdims=True)
+    top = np.where(top < SMALLEST_RUN, np.float32(0), top)
     inverse = np.divide(np.float32(127), top, out=np.zeros_like(top), where=top > 0)
     q = np.rint(blocks * inverse)
     return (q * (top / np.float32(127))).reshape(x.shape).astype(np.float32)
@@ -137,7 +142,7 @@ class ReferenceExecutor:
         ):
             values = self._buffers[source]
             if self._rounding:
-                values = values.astype(np.float16).astype(np.float32)
+                values = np.clip(values, -HALF_MAX, HALF_MAX).astype(np.float16).astype(np.float32)
             for s in batch.segments:
                 slots = self._slots(s.blocks, s.position, s.position + s.count)
                 rows[slots] = values[s.first : s.first + s.count].reshape(s.count, op.num_kv_heads, op.head_dim)
