@@ -375,9 +375,9 @@ def random_tokens(count: int, vocab: int = 259, seed: int = 7) -> Ints:
     return np.random.default_rng(seed).integers(0, vocab, count).astype(np.int32)
 
 
-def described(folder: Path, m: Tiny) -> Described:
+def described(folder: Path, m: Tiny, cache_format: str | None = None) -> Described:
     """Write the model into ``folder`` and open it."""
-    return describe_model(write_gguf(folder / "tiny.gguf", m))
+    return describe_model(write_gguf(folder / "tiny.gguf", m), cache_format)
 
 
 def same_bits(a: Floats, b: Floats) -> bool:

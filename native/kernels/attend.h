@@ -1,6 +1,8 @@
-// Attention over cache blocks. Keys of one kv head lie as [256/64][head_dim][64] halves (lane = key), values as
-// [256][head_dim] halves (lane = channel), so neither product needs a sum over lanes, and both are read in one
-// contiguous stream.
+// Attention over cache blocks. Keys of one kv head lie as [256/64][head_dim][64] (lane = key), values as
+// [256][head_dim] (lane = channel), so neither product needs a sum over lanes, and both are read in one contiguous
+// stream. F16 rows are multiplied as floats. BF16 rows are multiplied as pairs with BF16 queries and weights, twice as
+// fast where the processor has an instruction for it; pairs are of channels in keys, [256/64][head_dim/2][64][2], and of
+// tokens in values, [128][head_dim][2].
 //
 // For every query row the 256 keys of a block give one partial (m, l, o); partials merge in block order inside
 // a span, spans merge in order. Which rows share a call never changes a row's arithmetic.
@@ -15,22 +17,34 @@ inline void prefetch_row(const uint16_t* p) {
 }
 
 // scores[r][key] for kScoreTiles tiles of keys, R packed query rows.
-template <int R> inline void score_tiles(const float* q, const uint16_t* k, int32_t dim, float* scores) {
+template <bool kBf16, int R> inline void score_tiles(const void* packed, const uint16_t* k, int32_t dim, float* scores) {
   f32x16 acc[R][kScoreTiles];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
     for (int i = 0; i < kScoreTiles; ++i) acc[r][i] = f32_zero();
-  for (int32_t j = 0; j < dim; ++j, k += kKeyGroup, q += R) {
-    if (R <= kFewRows) prefetch_row(k + kAhead);
-    f32x16 key[kScoreTiles];
-#pragma GCC unroll 4
-    for (int i = 0; i < kScoreTiles; ++i) key[i] = f32_from_f16(k + 16 * i);
+  if constexpr (kBf16) {
+    const uint16_t* q = static_cast<const uint16_t*>(packed);
+    for (int32_t j = 0; j < dim; j += 2, k += 2 * kKeyGroup, q += 2 * R) {
+      if (R <= kFewRows) prefetch_row(k + kAhead), prefetch_row(k + kAhead + 64);
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const f32x16 value = f32_splat(q[r]);
+      for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-      for (int i = 0; i < kScoreTiles; ++i) acc[r][i] = f32_fma(key[i], value, acc[r][i]);
+        for (int i = 0; i < kScoreTiles; ++i) acc[r][i] = bf16_dot(acc[r][i], k + 32 * i, q + 2 * r);
+    }
+  } else {
+    const float* q = static_cast<const float*>(packed);
+    for (int32_t j = 0; j < dim; ++j, k += kKeyGroup, q += R) {
+      if (R <= kFewRows) prefetch_row(k + kAhead);
+      f32x16 key[kScoreTiles];
+#pragma GCC unroll 4
+      for (int i = 0; i < kScoreTiles; ++i) key[i] = f32_from_f16(k + 16 * i);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        const f32x16 value = f32_splat(q[r]);
+#pragma GCC unroll 4
+        for (int i = 0; i < kScoreTiles; ++i) acc[r][i] = f32_fma(key[i], value, acc[r][i]);
+      }
     }
   }
 #pragma GCC unroll 16
@@ -40,10 +54,11 @@ template <int R> inline void score_tiles(const float* q, const uint16_t* k, int3
 }
 
 // All groups of keys that hold one of the first `keys`.
-template <int R> void score_rows(const float* q, const uint16_t* k, int32_t dim, int keys, float* scores) {
+template <bool kBf16, int R>
+void score_rows(const void* q, const uint16_t* k, int32_t dim, int keys, float* scores) {
   for (int g = 0; g < keys; g += kKeyGroup)
     for (int i = 0; i < kKeyGroup; i += 16 * kScoreTiles)
-      score_tiles<R>(q, k + static_cast<int64_t>(g) * dim + i, dim, scores + g + i);
+      score_tiles<kBf16, R>(q, k + static_cast<int64_t>(g) * dim + (kBf16 ? 2 * i : i), dim, scores + g + i);
 }
 
 // Turns scores into weights exp(s - m) for the first `visible` keys and zero for the rest; returns m and l.
@@ -61,25 +76,45 @@ inline void softmax_row(float* s, int visible, int tiles, float* m_out, float* l
   *l_out = f32_sum_lanes(sum);
 }
 
+// A row's weights as BF16, over the floats they come from.
+inline void weights_to_bf16(float* row, int tiles) {
+  uint16_t* out = reinterpret_cast<uint16_t*>(row);
+  for (int i = 0; i < tiles; ++i) bf16_store(out + 16 * i, f32_load(row + 16 * i));
+}
+
 // o[r][c..c+16V) = sum over keys of p[r][key] v[key][c..]. `next` is what will be read after this block's values.
-template <int R, int V>
+template <bool kBf16, int R, int V>
 inline void value_tile(const float* p, const uint16_t* v, int32_t dim, int keys, const uint16_t* next, float* o) {
+  constexpr int kStep = kBf16 ? 2 : 1;
   f32x16 acc[R][V];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
     for (int i = 0; i < V; ++i) acc[r][i] = f32_zero();
   const int last_ahead = kBlockTokens - kAhead / dim;  // keys from here on have their look-ahead in the next block
-  for (int key = 0; key < keys; ++key, v += dim) {
-    if (R <= kFewRows && V == 4) prefetch_row(key < last_ahead ? v + kAhead : next + (key - last_ahead) * dim);
-    f32x16 row[V];
-#pragma GCC unroll 4
-    for (int i = 0; i < V; ++i) row[i] = f32_from_f16(v + 16 * i);
+  for (int key = 0; key < keys; key += kStep, v += kStep * dim) {
+    if (R <= kFewRows && V == 4) {
+      const uint16_t* ahead = key < last_ahead ? v + kAhead : next + (key - last_ahead) * dim;
+      prefetch_row(ahead);
+      if (kBf16) prefetch_row(ahead + 64);
+    }
+    if constexpr (kBf16) {
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      f32x16 w = f32_splat(p[r * kBlockTokens + key]);
+      for (int r = 0; r < R; ++r) {
+        const uint16_t* w = reinterpret_cast<const uint16_t*>(p + r * kBlockTokens) + key;
 #pragma GCC unroll 4
-      for (int i = 0; i < V; ++i) acc[r][i] = f32_fma(w, row[i], acc[r][i]);
+        for (int i = 0; i < V; ++i) acc[r][i] = bf16_dot(acc[r][i], v + 32 * i, w);
+      }
+    } else {
+      f32x16 row[V];
+#pragma GCC unroll 4
+      for (int i = 0; i < V; ++i) row[i] = f32_from_f16(v + 16 * i);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        f32x16 w = f32_splat(p[r * kBlockTokens + key]);
+#pragma GCC unroll 4
+        for (int i = 0; i < V; ++i) acc[r][i] = f32_fma(w, row[i], acc[r][i]);
+      }
     }
   }
 #pragma GCC unroll 16
@@ -88,11 +123,12 @@ inline void value_tile(const float* p, const uint16_t* v, int32_t dim, int keys,
     for (int i = 0; i < V; ++i) f32_store(o + r * dim + 16 * i, acc[r][i]);
 }
 
-template <int R>
+template <bool kBf16, int R>
 void value_rows(const float* p, const uint16_t* v, int32_t dim, int keys, const uint16_t* next, float* o) {
+  constexpr int kStep = kBf16 ? 2 : 1;
   int32_t c = 0;
-  for (; c + 64 <= dim; c += 64) value_tile<R, 4>(p, v + c, dim, keys, next + c, o + c);
-  for (; c < dim; c += 16) value_tile<R, 1>(p, v + c, dim, keys, next + c, o + c);
+  for (; c + 64 <= dim; c += 64) value_tile<kBf16, R, 4>(p, v + kStep * c, dim, keys, next + kStep * c, o + c);
+  for (; c < dim; c += 16) value_tile<kBf16, R, 1>(p, v + kStep * c, dim, keys, next + kStep * c, o + c);
 }
 
 // acc = merge(acc, part), both (m, l, o[dim]); a part without visible keys (l == 0) leaves acc as it is.
@@ -119,34 +155,51 @@ void attend_finish(const float* acc, int32_t dim, float* out) {
   for (int32_t i = 0; i < dim; i += 16) f32_store(out + i, f32_mul(f32_load(acc + 2 + i), inverse));
 }
 
-// Pack `rows` scaled queries in groups of kAttendRows and one last smaller group.
-inline void pack_queries(const float* const* q, int rows, int32_t dim, float scale, float* out) {
+// Pack `rows` scaled queries in groups of kAttendRows and one last smaller group: [dim][size], or BF16 pairs
+// [dim/2][size][2] in the first half of the same room.
+template <bool kBf16> inline void pack_queries(const float* const* q, int rows, int32_t dim, float scale, float* out) {
+  alignas(64) uint16_t rounded[16];
   for (int r0 = 0; r0 < rows; r0 += kAttendRows) {
-    int size = rows - r0 < kAttendRows ? rows - r0 : kAttendRows;
-    for (int r = 0; r < size; ++r)
-      for (int32_t j = 0; j < dim; ++j) out[r0 * dim + j * size + r] = q[r0 + r][j] * scale;
+    const int size = rows - r0 < kAttendRows ? rows - r0 : kAttendRows;
+    float* group = out + r0 * dim;
+    for (int r = 0; r < size; ++r) {
+      for (int32_t j = 0; j < dim; j += 16) {
+        const f32x16 scaled = f32_mul(f32_load(q[r0 + r] + j), f32_splat(scale));
+        if (kBf16) {
+          bf16_store(rounded, scaled);
+          uint16_t* pairs = reinterpret_cast<uint16_t*>(group) + j * size + 2 * r;
+          for (int i = 0; i < 16; ++i) pairs[i / 2 * 2 * size + i % 2] = rounded[i];
+        } else {
+          alignas(64) float lanes[16];
+          f32_store(lanes, scaled);
+          for (int i = 0; i < 16; ++i) group[(j + i) * size + r] = lanes[i];
+        }
+      }
+    }
   }
 }
 
-template <int R> inline void score_exact(int size, const float* q, const uint16_t* k, int32_t dim, int keys, float* s) {
+// The pass for exactly `size` rows.
+template <bool kBf16, int R>
+inline void score_exact(int size, const void* q, const uint16_t* k, int32_t dim, int keys, float* s) {
   if constexpr (R == 0) return;
-  else if (size == R) score_rows<R>(q, k, dim, keys, s);
-  else score_exact<R - 1>(size, q, k, dim, keys, s);
+  else if (size == R) score_rows<kBf16, R>(q, k, dim, keys, s);
+  else score_exact<kBf16, R - 1>(size, q, k, dim, keys, s);
 }
-template <int R>
+template <bool kBf16, int R>
 inline void value_exact(int size, const float* p, const uint16_t* v, int32_t dim, int keys, const uint16_t* next, float* o) {
   if constexpr (R == 0) return;
-  else if (size == R) value_rows<R>(p, v, dim, keys, next, o);
-  else value_exact<R - 1>(size, p, v, dim, keys, next, o);
+  else if (size == R) value_rows<kBf16, R>(p, v, dim, keys, next, o);
+  else value_exact<kBf16, R - 1>(size, p, v, dim, keys, next, o);
 }
 
 // Attention of `rows` queries over spans [span_first, span_first + num_spans) of one sequence.
 // visible[r] = keys that row r may see, counted from position 0. Leaves (m, l, o) per row in scratch.total.
-void attend_rows(const AttendArgs& a) {
+template <bool kBf16> void attend_rows(const AttendArgs& a) {
   const AttendScratch& s = *a.scratch;
   const int32_t dim = a.head_dim;
   const int64_t ld = dim + 2;
-  pack_queries(a.q, a.rows, dim, a.scale, s.q);
+  pack_queries<kBf16>(a.q, a.rows, dim, a.scale, s.q);
   for (int r = 0; r < a.rows; ++r) s.total[r * ld + 1] = 0.0f;
   float part[2 + kMaxHeadDim];
   int64_t longest = 0;
@@ -166,7 +219,7 @@ void attend_rows(const AttendArgs& a) {
       const uint16_t* next = reinterpret_cast<const uint16_t*>(a.cache + after * a.block_stride + a.key_offset);
       for (int r0 = 0; r0 < a.rows; r0 += kAttendRows) {
         int size = a.rows - r0 < kAttendRows ? a.rows - r0 : kAttendRows;
-        score_exact<kAttendRows>(size, s.q + r0 * dim, k, dim, keys, s.scores + r0 * kBlockTokens);
+        score_exact<kBf16, kAttendRows>(size, s.q + r0 * dim, k, dim, keys, s.scores + r0 * kBlockTokens);
       }
       for (int r0 = 0; r0 < a.rows; r0 += kAttendRows) {
         int size = a.rows - r0 < kAttendRows ? a.rows - r0 : kAttendRows;
@@ -177,8 +230,9 @@ void attend_rows(const AttendArgs& a) {
           float* row = s.scores + (r0 + r) * kBlockTokens;
           if (seen > 0) softmax_row(row, seen < kBlockTokens ? static_cast<int>(seen) : kBlockTokens, tiles, &ml[r][0], &ml[r][1]);
           else std::memset(row, 0, sizeof(float) * tiles * 16);
+          if (kBf16) weights_to_bf16(row, tiles);
         }
-        value_exact<kAttendRows>(size, s.scores + r0 * kBlockTokens, v, dim, keys, next, s.values);
+        value_exact<kBf16, kAttendRows>(size, s.scores + r0 * kBlockTokens, v, dim, keys, next, s.values);
         for (int r = 0; r < size; ++r) {
           part[0] = ml[r][0], part[1] = ml[r][1];
           std::memcpy(part + 2, s.values + r * dim, sizeof(float) * dim);
@@ -190,17 +244,27 @@ void attend_rows(const AttendArgs& a) {
   }
 }
 
-// Clamped to what a half can hold: an infinite row would reach earlier tokens of the same call as 0 times infinity.
-inline f32x16 clamp_to_half(f32x16 x) { return f32_min(f32_max(x, f32_splat(-65504.0f)), f32_splat(65504.0f)); }
+// Clamped to what the row's format can hold: an infinite row would reach earlier tokens of the same call as 0 times
+// infinity.
+inline f32x16 clamp_row(f32x16 x, float top) { return f32_min(f32_max(x, f32_splat(-top)), f32_splat(top)); }
 
 // Write one token's key and value rows of one kv head into its block; r = position % 256.
+template <bool kBf16>
 void store_kv(const float* k, const float* v, int32_t dim, int64_t r, uint8_t* keys, uint8_t* values) {
-  alignas(64) uint16_t half[16];
-  uint16_t* key = reinterpret_cast<uint16_t*>(keys) + (r / kKeyGroup) * dim * kKeyGroup + r % kKeyGroup;
-  uint16_t* value = reinterpret_cast<uint16_t*>(values) + r * dim;
+  alignas(64) uint16_t half[2][16];
+  const int64_t group = r / kKeyGroup * kKeyGroup * dim, lane = r % kKeyGroup;
+  uint16_t* key = reinterpret_cast<uint16_t*>(keys) + group + (kBf16 ? 2 * lane : lane);
+  uint16_t* value = reinterpret_cast<uint16_t*>(values) + (kBf16 ? r / 2 * 2 * dim + r % 2 : r * dim);
   for (int32_t j = 0; j < dim; j += 16) {
-    f16_store(half, clamp_to_half(f32_load(k + j)));
-    for (int i = 0; i < 16; ++i) key[(j + i) * kKeyGroup] = half[i];
-    f16_store(value + j, clamp_to_half(f32_load(v + j)));
+    const float* rows[2] = {k + j, v + j};
+    for (int side = 0; side < 2; ++side) {
+      const f32x16 x = f32_load(rows[side]);
+      if (kBf16) bf16_store(half[side], clamp_row(x, 3.3895313892515355e38f));
+      else f16_store(half[side], clamp_row(x, 65504.0f));
+    }
+    for (int i = 0; i < 16; ++i) {
+      key[kBf16 ? (j + i) / 2 * 2 * kKeyGroup + i % 2 : (j + i) * kKeyGroup] = half[0][i];
+      value[kBf16 ? 2 * (j + i) : j + i] = half[1][i];
+    }
   }
 }

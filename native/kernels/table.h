@@ -16,8 +16,8 @@ struct KernelTable {
   void (*rms_norm)(const float* x, const float* w, float eps, int64_t width, float* y);
   void (*silu_mul)(const float* gate, const float* up, int64_t width, float* y);
   void (*rope_head)(float* x, const float* angles, int32_t rotary, bool adjacent);
-  void (*store_kv)(const float* k, const float* v, int32_t dim, int64_t r, uint8_t* keys, uint8_t* values);
-  void (*attend_rows)(const AttendArgs&);
+  void (*store_kv[kNumCacheKinds])(const float* k, const float* v, int32_t dim, int64_t r, uint8_t* keys, uint8_t* values);
+  void (*attend_rows[kNumCacheKinds])(const AttendArgs&);
   void (*attend_merge)(float* acc, const float* part, int32_t dim);
   void (*attend_finish)(const float* acc, int32_t dim, float* out);
   ProbeKernels probe;

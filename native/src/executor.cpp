@@ -264,7 +264,7 @@ void Executor::run_store(const OpSpec& op, int thread) {
     int64_t t = i / op.num_kv_heads, h = i % op.num_kv_heads, position = positions_[t];
     int32_t block = step_.segments[segment_of_[t]].blocks[position / kBlockTokens];
     uint8_t* keys = cache_.data() + block * spec_.block_bytes + op.cache_offset + h * 2 * head_bytes;
-    kernels_->store_kv(row(op.x, t, thread) + h * op.head_dim, row(op.y, t, thread) + h * op.head_dim, op.head_dim,
+    kernels_->store_kv[op.cache_kind](row(op.x, t, thread) + h * op.head_dim, row(op.y, t, thread) + h * op.head_dim, op.head_dim,
                        position % kBlockTokens, keys, keys + head_bytes);
   }
 }
@@ -293,7 +293,7 @@ void Executor::run_attend(const OpSpec& op, int thread) {
     int64_t key_offset = op.cache_offset + u.kv_head * 2 * head_bytes;  // a head's keys, then its values
     AttendArgs args{q, visible, rows, dim, op.value, u.span, u.num_spans, cache_.data(), seg.blocks, spec_.block_bytes,
                     key_offset, key_offset + head_bytes, &scratch};
-    kernels_->attend_rows(args);
+    kernels_->attend_rows[op.cache_kind](args);
     const int64_t spans = (seg.position + seg.count + kSpanTokens - 1) / kSpanTokens;
     rows = 0;
     for (int32_t t = 0; t < u.num_tokens; ++t) {

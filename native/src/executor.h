@@ -26,6 +26,7 @@ struct OpSpec {
   int32_t add = 0;
   float value = 0;                   // eps, or the attention scale
   int32_t num_heads = 0, num_kv_heads = 0, head_dim = 0, rotary_dim = 0, adjacent = 0;
+  int32_t cache_kind = 0;
   int64_t cache_offset = 0;          // bytes of this layer's rows inside a block; per kv head its keys, then its values
 };
 

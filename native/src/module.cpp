@@ -31,7 +31,7 @@ void bind_specs(nb::module_& m) {
       .def_rw("add", &OpSpec::add).def_rw("value", &OpSpec::value).def_rw("num_heads", &OpSpec::num_heads)
       .def_rw("num_kv_heads", &OpSpec::num_kv_heads).def_rw("head_dim", &OpSpec::head_dim)
       .def_rw("rotary_dim", &OpSpec::rotary_dim).def_rw("adjacent", &OpSpec::adjacent)
-      .def_rw("cache_offset", &OpSpec::cache_offset);
+      .def_rw("cache_kind", &OpSpec::cache_kind).def_rw("cache_offset", &OpSpec::cache_offset);
   nb::class_<BufferSpec>(m, "BufferSpec")
       .def(nb::init<>())
       .def_rw("width", &BufferSpec::width).def_rw("slot", &BufferSpec::slot)

@@ -72,6 +72,9 @@ struct LinearArgs {
   bool add;
 };
 
+enum class CacheKind : int32_t { kF16 = 0, kBF16 = 1 };
+constexpr int kNumCacheKinds = 2;
+
 constexpr int kMaxAttendRows = 48;   // query rows of one attention call: tokens x heads of one kv head
 constexpr int kMaxHeadDim = 512;
 

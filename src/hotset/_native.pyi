@@ -27,6 +27,7 @@ class OpSpec:
     head_dim: int
     rotary_dim: int
     adjacent: int
+    cache_kind: int
     cache_offset: int
 
 class BufferSpec:

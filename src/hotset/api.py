@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from hotset.chat.tokenizer import open_tokenizer
 from hotset.checkpoint.checkpoint import Checkpoint, open_checkpoint
@@ -17,7 +18,7 @@ from hotset.machine.memory import read_memory
 from hotset.machine.native import isa_in_use
 from hotset.machine.topology import default_threads, pick_cpus, read_topology
 from hotset.models.registry import describe
-from hotset.models.spec import ModelSpec
+from hotset.models.spec import ModelSpec, with_cache_format
 from hotset.plan.budget import Plan, Wish, make_plan, require_fit
 
 
@@ -35,16 +36,19 @@ class Described:
         return {key: info.format.name for key, info in self.account.loaded.items()}
 
 
-def describe_model(model: str | Path) -> Described:
+def describe_model(model: str | Path, cache_format: str | None = None) -> Described:
     """Open a model by path, hub id or pulled name and hold its tensors against what its family declares.
 
+    ``cache_format`` is that of the cache rows, see :func:`hotset.models.spec.with_cache_format`.
+
     Raises:
-        RequestError: no such model here.
+        RequestError: no such model here, or no such cache format.
         CheckpointError: the files are damaged, or are not a model that hotset runs.
     """
     checkpoint = open_checkpoint(resolve_model(str(model)))
     spec = describe(checkpoint)
-    return Described(checkpoint, spec, account(checkpoint, spec.tensors))
+    described = Described(checkpoint, spec, account(checkpoint, spec.tensors))
+    return replace(described, spec=with_cache_format(spec, described.formats, cache_format))
 
 
 def _cpus(threads: int | None) -> tuple[int, ...]:
@@ -67,6 +71,7 @@ def load(
     prefill_chunk: int | None = None,
     max_sequences: int | None = None,
     prefix_tokens: int = 0,
+    cache_format: Literal["BF16", "F16"] | None = None,
     on_plan: Callable[[Plan], None] | None = None,
     progress: Callable[[str, int], None] | None = None,
 ) -> Engine:
@@ -79,6 +84,7 @@ def load(
         prefill_chunk: most tokens in one step; default from a workspace budget.
         max_sequences: most sequences at once; default 1, since each one costs a whole context of cache.
         prefix_tokens: tokens of finished requests that stay reusable beyond what live sequences need.
+        cache_format: of the cache rows; default BF16, or F16 where all weights are F32 or F16.
         on_plan: called with the plan after it was found to fit and before the first large allocation.
         progress: called with each tensor's name and bytes as it is loaded.
 
@@ -87,7 +93,7 @@ def load(
         MachineError: the plan does not fit this machine; the message names the largest term, the hint what fits.
         CheckpointError: damaged or unsupported files.
     """
-    described = describe_model(model)
+    described = describe_model(model, cache_format)
     with described.checkpoint as checkpoint:
         spec = described.spec
         cpus = _cpus(threads)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -198,6 +200,21 @@ def test_several_engines_in_one_process(engine: hotset.Engine, tmp_path: Path) -
         assert answer(third, "abc", sampling).token_ids == other_alone
     *_, last = one
     assert last.token_ids == alone
+
+
+def test_engines_in_several_python_threads(path: Path, tmp_path: Path) -> None:
+    """Steps leave Python's lock; two engines at once on the same processors must not share anything."""
+    other_path = write_gguf(tmp_path / "other.gguf", tiny("BF16", seed=9))
+    tokens = random_tokens(120)
+    before = os.sched_getaffinity(0)
+    with hotset.load(path, context=256) as one, hotset.load(other_path, context=256) as two:
+        engines = (one, two)
+        alone = [engine.logits(tokens) for engine in engines]
+        with ThreadPoolExecutor(4) as pool:
+            together = [pool.submit(engines[i % 2].logits, tokens) for i in range(12)]
+            assert all(same_bits(job.result(), alone[i % 2]) for i, job in enumerate(together))
+    # A team pins the thread that calls it only while it works.
+    assert os.sched_getaffinity(0) == before
 
 
 def test_a_closed_engine_says_so(path: Path) -> None:

@@ -253,6 +253,18 @@ def test_attention(group: int, head_dim: int, isa: str, tmp_path: Path) -> None:
         assert np.abs(got - want).max() <= 4e-6 * np.abs(want).max()
 
 
+@pytest.mark.parametrize(("group", "head_dim", "kv_heads"), [(50, 16, 1), (2, 256, 1), (1, 512, 2), (3, 48, 5)])
+def test_attention_at_its_limits(group: int, head_dim: int, kv_heads: int, isa: str, tmp_path: Path) -> None:
+    """More heads per kv head than one call takes (48), the largest head, and few heads for three threads."""
+    d = attention(tmp_path / "m.gguf", group, head_dim, kv_heads)
+    tokens = random_tokens(70, NUM_ROWS)
+    with d.checkpoint:
+        want = run(reference(d), tokens)
+        for threads in (1, 3):
+            got = run(native(d, threads, isa), tokens, [1, 2, 40, 41])
+            assert np.abs(got - want).max() <= 4e-6 * np.abs(want).max()
+
+
 @pytest.mark.parametrize("spread", [0.0, 1.0])
 def test_attention_over_spans(spread: float, isa: str, tmp_path: Path) -> None:
     """Contexts beyond one span of 1,024 tokens, whole and cut by spans, with scores so far apart that most weights

@@ -24,12 +24,16 @@ from helpers import (
     random_tokens,
     reference,
     run,
+    shapes,
     tiny,
     write_gguf,
     write_hf_folder,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hotset.api import Described, describe_model
+from hotset.machine.native import available_isas
 from hotset.models.llama import base_frequencies, llama3_frequencies
 
 SHAPES = {
@@ -92,10 +96,10 @@ def short_prompt(d: Described, i: int) -> tuple[Ints, Sequence[int], Ints, int]:
     return random_tokens(4, d.spec.vocab_size, i), CUTS[i % 4], np.array([2 * i, 2 * i + 1], np.int32), START[i % 8]
 
 
-def check_short(c: Case, isa: str) -> None:
+def check_short(c: Case, isa: str, threads: int = 2) -> None:
     """The median of the largest difference is that of float sums alone: 1e-5 of the logits' deviation, measured at
     most 1e-6."""
-    fast = native(c.model, 2, isa, sequences=NUM_PROMPTS, chunk=16)
+    fast = native(c.model, threads, isa, sequences=NUM_PROMPTS, chunk=16)
     short = [run(fast, *short_prompt(c.model, i)) for i in range(NUM_PROMPTS)]
     worst = [np.abs(got - want).max() / want.std() for got, want in zip(short, c.short, strict=True)]
     assert np.median(worst) <= 1e-5
@@ -148,6 +152,29 @@ def test_gate_and_up_of_different_formats(isa: str, case: Callable[[Tiny], Case]
     c = case(Mixed("Q8_0"))
     check_short(c, isa)
     check_long(c, isa)
+
+
+@settings(max_examples=20)
+@given(st.data())
+def test_any_shape_in_any_mix_of_formats(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Shapes that nobody thought of, down to fewer rows than threads, and a format for every tensor."""
+    draw, some = data.draw, st.sampled_from(("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"))
+    kv_heads = draw(st.integers(1, 3))
+
+    class Any(Tiny):
+        def format_of(self, name: str) -> str:
+            return super().format_of(name) if name.endswith("norm.weight") else formats[name]
+
+    m = Any(
+        layers=draw(st.integers(1, 2)), hidden=32 * draw(st.integers(1, 3)), ffn=32 * draw(st.integers(1, 5)),
+        heads=kv_heads * draw(st.integers(1, 4)), kv_heads=kv_heads, head_dim=32 * draw(st.integers(1, 3)),
+        vocab=draw(st.integers(2, 300)), is_tied=draw(st.booleans()),
+        vector_format=draw(st.sampled_from(("F32", "F16", "BF16"))),
+    )  # fmt: skip
+    formats = {name: draw(some) for name in shapes(m)}
+    c = Case(described(tmp_path_factory.mktemp("any"), m))
+    with c.model.checkpoint:
+        check_short(c, draw(st.sampled_from(available_isas())), draw(st.integers(1, 3)))
 
 
 @pytest.mark.parametrize("is_tied", [True, False])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hotset.checkpoint.manifest import TensorDecl
-from hotset.errors import CheckpointError
+from hotset.errors import CheckpointError, RequestError
 from hotset.program.cache import CacheGroup
 from hotset.program.program import Program
 
@@ -35,6 +35,27 @@ class ModelSpec:
     tensors: tuple[TensorDecl, ...]
     groups: tuple[CacheGroup, ...]
     program: Program
+
+
+CACHE_FORMATS = ("BF16", "F16")
+
+
+def with_cache_format(spec: ModelSpec, formats: Mapping[str, str], wish: str | None = None) -> ModelSpec:
+    """The same model with its cache rows in ``wish``, or in the format that suits its weights (``formats`` by key).
+
+    BF16 rows are multiplied with BF16 queries and weights, which is what the models' own code does and is quickest. F16
+    rows keep three more bits and are multiplied as floats; they are the default where every product takes float inputs
+    (F32 and F16 weights), so that attention is not the coarsest step of the model.
+
+    Raises:
+        RequestError: a format that cache rows cannot have.
+    """
+    if wish is not None and wish not in CACHE_FORMATS:
+        raise RequestError(f"cache format {wish!r}, expected one of {', '.join(CACHE_FORMATS)}", "BF16 or F16")
+    matrices = {formats[key] for key, weight in spec.program.weights.items() if weight.in_width > 1}
+    name = wish or ("F16" if matrices <= {"F32", "F16"} else "BF16")
+    groups = tuple(replace(group, format=name) for group in spec.groups)
+    return replace(spec, groups=groups, program=replace(spec.program, groups=groups))
 
 
 def _short(value: object) -> str:

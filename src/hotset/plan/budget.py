@@ -170,7 +170,8 @@ def _size(
     blocks = sequences * num_blocks(context) + num_blocks(wish.prefix_tokens)
     per_block = block_bytes(spec.groups)
     matrices, vectors = weights_bytes(spec, formats)
-    cache = f"{blocks} blocks of {BLOCK_TOKENS} tokens, {per_block:,} B each, for {sequences} x {context:,} tokens"
+    rows = ", ".join(dict.fromkeys(group.format for group in spec.groups))
+    cache = f"{blocks} blocks of {BLOCK_TOKENS} tokens, {per_block:,} B of {rows}, for {sequences} x {context:,} tokens"
     scratch = num_threads * low.scratch_bytes
     terms = (
         Term("weights", matrices + vectors, "resident", f"{len(spec.program.weights)} tensors, the files' own formats"),

@@ -38,6 +38,10 @@ ACT_KIND = {
 """How a product with weights of this format wants its input rows (``ActKind`` in native/src/types.h)."""
 
 
+CACHE_KIND = {"F16": 0, "BF16": 1}
+"""Format of cache rows (``CacheKind`` in native/src/types.h)."""
+
+
 def act_bytes(kind: int, width: int, rows: int) -> int:
     """Bytes of ``rows`` packed input rows; int8 rows carry a float scale per 32 inputs and a term per 32 (or 16)."""
     if kind in (ACT_F32, ACT_BF16):
@@ -74,6 +78,7 @@ class NativeOp:
     head_dim: int = 0
     rotary_dim: int = 0
     adjacent: bool = False
+    cache_kind: int = 0
     cache_offset: int = 0
     source: int = -1  # index of the program op it came from
 
@@ -157,6 +162,9 @@ class _Lowering:
             self.out.weights.append(NativeWeight(weight.key, fmt, weight.out_width, in_width))
         return self.weight_ids[weight.key]
 
+    def cache_kind(self, group: str) -> int:
+        return CACHE_KIND[next(g.format for g in self.program.groups if g.name == group)]
+
     def emit(self, kind: str, **fields: object) -> None:
         self.out.ops.append(NativeOp(kind, source=self.source, **fields))  # type: ignore[arg-type]
 
@@ -192,14 +200,16 @@ class _Lowering:
             case p.StoreKV():
                 self.emit(
                     "store_kv", x=self.buffer(op.k), y=self.buffer(op.v), num_kv_heads=op.num_kv_heads,
-                    head_dim=op.head_dim, cache_offset=group_offset(self.program.groups, op.group, op.layer),
+                    head_dim=op.head_dim, cache_kind=self.cache_kind(op.group),
+                    cache_offset=group_offset(self.program.groups, op.group, op.layer),
                 )  # fmt: skip
             case p.Attend():
                 offset = group_offset(self.program.groups, op.group, op.layer)
                 for kind in ("attend", "attend_merge"):
                     self.emit(
                         kind, x=self.buffer(op.q), out=self.buffer(op.out), num_heads=op.num_heads,
-                        num_kv_heads=op.num_kv_heads, head_dim=op.head_dim, cache_offset=offset, value=op.scale,
+                        num_kv_heads=op.num_kv_heads, head_dim=op.head_dim, cache_kind=self.cache_kind(op.group),
+                        cache_offset=offset, value=op.scale,
                     )  # fmt: skip
             case p.SelectOutputs():
                 self.emit("select", x=self.buffer(op.x), out=self.buffer(op.out))

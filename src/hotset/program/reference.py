@@ -142,14 +142,24 @@ class ReferenceExecutor:
         ):
             values = self._buffers[source]
             if self._rounding:
-                values = np.clip(values, -HALF_MAX, HALF_MAX).astype(np.float16).astype(np.float32)
+                values = self._round_cache(op.group, values)
             for s in batch.segments:
                 slots = self._slots(s.blocks, s.position, s.position + s.count)
                 rows[slots] = values[s.first : s.first + s.count].reshape(s.count, op.num_kv_heads, op.head_dim)
 
+    def _is_bf16(self, group: str) -> bool:
+        """BF16 cache rows are multiplied with BF16 queries and weights, F16 rows as floats."""
+        return self._rounding and next(g.format for g in self._program.groups if g.name == group) == "BF16"
+
+    def _round_cache(self, group: str, values: Floats) -> Floats:
+        if self._is_bf16(group):
+            return round_bf16(values)
+        return np.clip(values, -HALF_MAX, HALF_MAX).astype(np.float16).astype(np.float32)
+
     def _attend(self, op: p.Attend, batch: StepBatch) -> Floats:
         keys, values = self._rows(op.group, op.layer, op.num_kv_heads, op.head_dim)
         group = op.num_heads // op.num_kv_heads
+        is_bf16 = self._is_bf16(op.group)
         out = np.empty((len(batch.tokens), op.num_heads, op.head_dim), np.float32)
         for s in batch.segments:
             stop = s.position + s.count
@@ -157,11 +167,12 @@ class ReferenceExecutor:
             k = np.repeat(keys[slots], group, axis=1)
             v = np.repeat(values[slots], group, axis=1)
             q = self._buffers[op.q][s.first : s.first + s.count].reshape(s.count, op.num_heads, op.head_dim)
-            scores = np.einsum("thd,khd->htk", q * np.float32(op.scale), k)
+            q = q * np.float32(op.scale)
+            scores = np.einsum("thd,khd->htk", round_bf16(q) if is_bf16 else q, k)
             visible = np.arange(stop)[None, :] <= (s.position + np.arange(s.count))[:, None]
             scores = np.where(visible[None], scores, np.float32(-np.inf))
             weights = np.exp(scores - scores.max(-1, keepdims=True))
-            mixed = np.einsum("htk,khd->thd", weights, v)
+            mixed = np.einsum("htk,khd->thd", round_bf16(weights) if is_bf16 else weights, v)
             out[s.first : s.first + s.count] = mixed / weights.sum(-1).T[:, :, None]
         if not np.isfinite(out).all():
             raise InternalError(f"attention of layer {op.layer} is not finite")

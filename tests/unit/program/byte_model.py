@@ -29,6 +29,8 @@ Units = NDArray[np.int64]
 Indices = NDArray[np.int64]
 UNIT = 2
 """Bytes: two threads never share a byte pair (halves of the cache are the smallest thing a thread owns)."""
+KEY_GROUP = 64
+"""kKeyGroup in native/src/types.h."""
 ANYONE = 7
 """A thread number that stands for one thread, nobody knows which: attention deals its work out by cost."""
 
@@ -130,7 +132,7 @@ class ByteModel:
         """Keys and values of kv heads (store_kv in native/kernels/attend.h); one block, position = token."""
         dim, r = op.head_dim, np.asarray(tokens)[:, None]
         head = op.cache_offset + np.asarray(heads)[:, None] * 2 * BLOCK_TOKENS * dim * 2
-        key = head + (r // 16 * dim * 16 + np.arange(dim) * 16 + r % 16) * 2
+        key = head + (r // KEY_GROUP * dim * KEY_GROUP + np.arange(dim) * KEY_GROUP + r % KEY_GROUP) * 2
         value = head + BLOCK_TOKENS * dim * 2 + r * dim * 2 + np.arange(dim) * 2
         return spread(np.concatenate([key, value]), 2)
 

@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotset.program import lower as lowering
+from hotset.program.builder import Builder
+from hotset.program.cache import CacheGroup
 from hotset.program.lower import FEW_TOKENS, Lowered, NativeOp, lower
 
 MAX_TOKENS, MAX_OUTPUTS = 40, 6
@@ -45,6 +47,28 @@ def lowered(name: str) -> Lowered:
     if name == "mixed":
         formats |= {key: format for key in formats for end, format in MIXED.items() if key.endswith("." + end)}
     return lower(spec.program, formats, MAX_TOKENS, MAX_OUTPUTS)
+
+
+def late_user() -> Lowered:
+    """A program in which nothing reads attention's result at once, and the next op may write where its queries were."""
+    b = Builder((CacheGroup("kv", (0,), 2 * 2 * 32),))
+    x = b.embed("embed", 40, 64)
+    q, k, v = b.linear(x, "wq", 64), b.linear(x, "wk", 32), b.linear(x, "wv", 32)
+    b.store_kv(k, v, "kv", 0, 2, 16)
+    o = b.attend(q, "kv", 0, 4, 2, 16, 0.25)
+    late = b.linear(x, "late", 64)
+    b.linear(o, "wo", 64, add_to=late)
+    made = b.finish(b.linear(b.select_outputs(late), "embed", 40))
+    return lower(made, dict.fromkeys(made.weights, "Q8_0"), MAX_TOKENS, MAX_OUTPUTS)
+
+
+def test_what_came_before_a_merge_that_was_skipped_still_counts() -> None:
+    """No segment was split, so the merge and its barrier did not run: the queries may still be read by a neighbour."""
+    low = late_user()
+    for case in CASES:
+        assert errors(low, case) == [], case
+    index = next(i for i, op in enumerate(low.ops) if op.kind == "attend_merge") + 1
+    assert low.ops[index].kind == "linear" and low.ops[index].barrier_few and low.ops[index].barrier_many
 
 
 @pytest.mark.parametrize("name", [*MODELS, "mixed"])
