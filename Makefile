@@ -8,7 +8,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 NATIVE := $(wildcard native/CMakeLists.txt native/src/* native/kernels/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-models test-kernels test-aarch64 test-oracles lint docs bench-peers clean
+.PHONY: help build demo test test-models test-kernels test-aarch64 lint docs bench-peers bench-kernels clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -43,6 +43,9 @@ test-kernels: build  ## every kernel set of this machine against a plain judge i
 	$(BIN)/cmake --build build/kernel-tests
 	build/kernel-tests/kernel_tests
 
+test-aarch64: build  ## the same cross-compiled for AArch64, under emulation; bits compared (g++-aarch64-linux-gnu, qemu-user-static)
+	scripts/cross_aarch64.sh
+
 lint: build  ## formatting, types, stale generated documents
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -53,7 +56,10 @@ docs: build  ## regenerate docs/reference
 	$(BIN)/python scripts/gen_cli_docs.py
 
 bench-peers: build  ## side by side with llama-cpp-python and openvino-genai; writes docs/reference/peers.md
-	$(BIN)/python benchmarks/peers.py
+	$(BIN)/python benchmarks/peers.py --priority
+
+bench-kernels: build  ## one-token products of every format, as a share of the read bandwidth of the same run
+	$(BIN)/python benchmarks/kernels.py
 
 clean:  ## remove what was built (not models, not peers)
 	rm -rf $(VENV) build dist

@@ -180,7 +180,7 @@ def verb(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         spec, formats = None, None
 
     monkeypatch.setattr(hotset, "load", load)
-    monkeypatch.setattr("hotset.api.describe_model", lambda model: Described())
+    monkeypatch.setattr("hotset.api.describe_model", lambda model, cache_format: Described())
     monkeypatch.setattr("hotset.bench.costs.ModelCosts", lambda spec, formats: FakeCosts())
     monkeypatch.setattr("hotset.machine.probe.CeilingMeter", FakeMeter)
     return asked

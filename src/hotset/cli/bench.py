@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -33,6 +33,11 @@ def _counts(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int
 @click.option("--sequences", callback=_counts, default="1", show_default=True, metavar="N,...",
               help="Sequences that decode together.")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(min=1), default=5, show_default=True, help="Samples of each row.")
+@click.option(
+    "--cache-format",
+    type=click.Choice(["BF16", "F16"]),
+    help="Format of the cache rows [default: BF16, or F16 where all weights are F32 or F16].",
+)
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads [default: one a core].")
 @click.option("--json", "as_json", is_flag=True, help="Print conditions and all raw samples as JSON.")
 def command(
@@ -41,6 +46,7 @@ def command(
     prefills: tuple[int, ...],
     sequences: tuple[int, ...],
     repeats: int,
+    cache_format: Literal["BF16", "F16"] | None,
     threads: int | None,
     as_json: bool,
 ) -> None:
@@ -69,13 +75,19 @@ def command(
         raise click.UsageError("nothing to measure: give --context with --sequences, or --prefill")
     report = conditions() | machine_json(read_topology(), read_memory())
     seed = secrets.randbits(32)
-    described = describe_model(model)
+    described = describe_model(model, cache_format)
     with described.checkpoint:
         costs = ModelCosts(described.spec, described.formats)
     chunk = 16  # the least; more slack than any chunk needs
     context = max(context_needed(contexts, sequences, repeats, chunk) if contexts else 0, *(n + 2 for n in prefills), 0)
     with (
-        hotset.load(model, threads=threads, context=context, max_sequences=max(sequences, default=1)) as engine,
+        hotset.load(
+            model,
+            threads=threads,
+            context=context,
+            max_sequences=max(sequences, default=1),
+            cache_format=cache_format,
+        ) as engine,
         CeilingMeter(engine.plan.num_threads) as meter,
     ):
         bench = Bench(engine, costs, meter, engine.plan.prefill_chunk, repeats, np.random.default_rng(seed))

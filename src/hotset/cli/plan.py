@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Literal
 
 import click
 
@@ -22,6 +23,11 @@ import click
     metavar="N",
     help="Prompt tokens of one step [default: from a budget].",
 )
+@click.option(
+    "--cache-format",
+    type=click.Choice(["BF16", "F16"]),
+    help="Format of the cache rows [default: BF16, or F16 where all weights are F32 or F16].",
+)
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads [default: one a core].")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def command(
@@ -29,6 +35,7 @@ def command(
     context: int | None,
     sequences: int | None,
     prefill_chunk: int | None,
+    cache_format: Literal["BF16", "F16"] | None,
     threads: int | None,
     as_json: bool,
 ) -> None:
@@ -45,7 +52,7 @@ def command(
 
     if threads is not None:
         pick_cpus(read_topology(), threads)  # refuses more than there are
-    described = describe_model(model)
+    described = describe_model(model, cache_format)
     with described.checkpoint:
         plan = plan_model(described, Wish(context, sequences, prefill_chunk, threads))
     click.echo(json.dumps(plan.to_json(), indent=2) if as_json else "\n".join(explain(plan)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -54,6 +54,11 @@ SAMPLING_FIELDS = (
     metavar="N",
     help="Tokens of the conversation [default: the model's, at most 8192].",
 )
+@click.option(
+    "--cache-format",
+    type=click.Choice(["BF16", "F16"]),
+    help="Format of the cache rows [default: BF16, or F16 where all weights are F32 or F16].",
+)
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads [default: one a core].")
 @click.option(
     "--stats", "show_stats", is_flag=True, help="Print tokens and speed after each answer, on standard error."
@@ -67,6 +72,7 @@ def command(
     stop: tuple[str, ...],
     ignore_eos: bool,
     context: int | None,
+    cache_format: Literal["BF16", "F16"] | None,
     threads: int | None,
     show_stats: bool,
     as_json: bool,
@@ -98,7 +104,7 @@ def command(
     advice = thp.advice(thp.read_huge_pages())
     if advice is not None:
         note(f"note: {advice}")
-    with hotset.load(model, threads=threads, context=context, max_sequences=1) as engine:
+    with hotset.load(model, threads=threads, context=context, max_sequences=1, cache_format=cache_format) as engine:
         if text is None:
             _enable_line_editing()
             Chat(engine, model, sampling, system, show_stats=show_stats).run(input)

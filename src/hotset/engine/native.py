@@ -113,7 +113,7 @@ class NativeExecutor:
         native.touch()
 
     def load_raw(self, index: int, fd: int, offset: int) -> None:
-        """Read the rows of weight ``index`` of :attr:`low` from byte ``offset`` of an open file. Raises RuntimeError."""
+        """Read the rows of weight ``index`` of :attr:`low` from byte ``offset`` of a file. Raises RuntimeError."""
         self._running().load(index, fd, offset)
 
     def step(self, batch: StepBatch) -> NDArray[np.float32]:
