@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import Phase, settings
 
 from hotset.machine.native import available_isas
+
+# NumPy is not imported yet. One thread for its products: the reference executor then gives the same bits with any
+# number of processors, and does not fight with other processes for them.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 # Other processes share the machine: a slow example says nothing about the code, and a run must be repeatable.
 PHASES = (Phase.explicit, Phase.generate, Phase.shrink)

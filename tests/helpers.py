@@ -42,6 +42,7 @@ FLOAT_FORMATS = ("F32", "F16", "BF16")
 K_FORMATS = ("Q4_K", "Q6_K")
 CONTROL_TOKENS = ("<|im_start|>", "<|im_end|>")
 EOS_ID = 1
+CACHE_FORMATS = ("F16", "BF16")
 
 
 @dataclass(frozen=True)

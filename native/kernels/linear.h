@@ -79,40 +79,38 @@ struct FormatQ8_0 {  // half d[16]; bytes q + 128 [8][16][4]
   }
 };
 
-// Scales and minima of a Q4_K tile block: twelve bytes a row, kept as planes [12][16].
-inline i32x16 q4k_scale(const uint8_t* s, int j) {
-  auto plane = [s](int i) { return i32_from_u8(s + 16 * i); };
-  if (j < 4) return i32_and(plane(j), 63);
-  return i32_or(i32_and(plane(j + 4), 15), i32_shl<4>(i32_shr<6>(plane(j - 4))));
-}
-inline i32x16 q4k_min(const uint8_t* s, int j) {
-  auto plane = [s](int i) { return i32_from_u8(s + 16 * i); };
-  if (j < 4) return i32_and(plane(j + 4), 63);
-  return i32_or(i32_shr<4>(plane(j + 4)), i32_shl<4>(i32_shr<6>(plane(j))));
+// Scales [8][16] and minima [8][16] of a Q4_K tile block from its planes [12][16], four planes at a time.
+inline void q4k_scales(const uint8_t* planes, uint8_t* scales, uint8_t* mins) {
+  const u8x64 first = u8_load(planes), second = u8_load(planes + 64), third = u8_load(planes + 128);
+  u8_store(scales, u8_and(first, 63));
+  u8_store(mins, u8_and(second, 63));
+  u8_store(scales + 64, u8_or(u8_and(third, 15), u8_shl<4>(u8_and(u8_shr<6>(first), 3))));
+  u8_store(mins + 64, u8_or(u8_and(u8_shr<4>(third), 15), u8_shl<4>(u8_and(u8_shr<6>(second), 3))));
 }
 
 struct FormatQ4_K {  // half d[16], half dmin[16]; planes [12][16]; 4 chunks of nibbles [8][16][4]
   static constexpr int kWeights = 256, kBytes = 144 * kTileRows, kTermInputs = 32;
   template <int NT, int S> static inline void block(const uint8_t* p, ActQ8<NT, S>& a, f32x16 (&acc)[NT]) {
     const uint16_t* h = reinterpret_cast<const uint16_t*>(p);
-    f32x16 d = f32_from_f16(h), dmin = f32_sub(f32_zero(), f32_from_f16(h + 16));
-    const uint8_t* s = p + 64;
+    const f32x16 d = f32_from_f16(h), dmin = f32_sub(f32_zero(), f32_from_f16(h + 16));
+    alignas(64) uint8_t scales[128], mins[128];
+    q4k_scales(p + 64, scales, mins);
+#pragma GCC unroll 4
     for (int chunk = 0; chunk < 4; ++chunk) {
       const uint8_t* q = p + 64 + 192 + 512 * chunk;
-#pragma GCC unroll 2
-      for (int high = 0; high < 2; ++high) {
-        int j = 2 * chunk + high;
-        u8x64 w[8];
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; ++i) {
-          u8x64 v = u8_load(q + 64 * i);
-          w[i] = u8_and(high ? u8_shr<4>(v) : v, 15);
-        }
-        block32<15, false>(w, f32_mul(d, f32_from_i32(q4k_scale(s, j))), a, acc);
-        block_min(f32_mul(dmin, f32_from_i32(q4k_min(s, j))), a, acc);
-        a.advance();
-      }
+      half<false>(q, 32 * chunk, d, dmin, scales, mins, a, acc);
+      half<true>(q, 32 * chunk + 16, d, dmin, scales, mins, a, acc);
     }
+  }
+  template <bool kHigh, int NT, int S>
+  static inline void half(const uint8_t* q, int at, f32x16 d, f32x16 dmin, const uint8_t* scales, const uint8_t* mins,
+                          ActQ8<NT, S>& a, f32x16 (&acc)[NT]) {
+    u8x64 w[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) w[i] = u8_and(kHigh ? u8_shr<4>(u8_load(q + 64 * i)) : u8_load(q + 64 * i), 15);
+    block32<15, false>(w, f32_mul(d, f32_from_i32(i32_from_u8(scales + at))), a, acc);
+    block_min(f32_mul(dmin, f32_from_i32(i32_from_u8(mins + at))), a, acc);
+    a.advance();
   }
 };
 
@@ -133,6 +131,13 @@ struct FormatQ6_K {  // half d[16]; int8 scales [16][16]; per half: low nibbles 
   template <int kQuarter, int NT, int S>
   static inline void quarter(const uint8_t* low, const uint8_t* top, const int8_t* scales, f32x16 d, ActQ8<NT, S>& a,
                              f32x16 (&acc)[NT]) {
+    if (NT <= 2) {
+      // One token: this format is read twice, in an order that hardware prefetch loses. Each quarter asks for a quarter
+      // of the half block that comes four further on.
+      const uint8_t* ahead = (kQuarter & 1 ? low - 512 : low) + 384 * kQuarter + 4 * 1536;
+#pragma GCC unroll 6
+      for (int i = 0; i < 384; i += 64) __builtin_prefetch(ahead + i, 0, 2);
+    }
     u8x64 w[8];
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) {
@@ -158,14 +163,6 @@ struct FormatQ6_K {  // half d[16]; int8 scales [16][16]; per half: low nibbles 
   }
 };
 
-// In a step of few tokens the weights come from memory. A thread's tiles lie in program order, so reading ahead also
-// crosses from one matrix to the next, where the hardware's own prefetch would start anew.
-constexpr int64_t kPrefetchAhead = 6144;
-template <int64_t kBytes> inline void prefetch_ahead(const uint8_t* w) {
-#pragma GCC unroll 16
-  for (int64_t i = 0; i < kBytes; i += 64) __builtin_prefetch(w + kPrefetchAhead + i, 0, 3);
-}
-
 // Tokens [first + slice, first + slice + NT) of the group of S tokens that starts at `first`.
 template <class F, int NT, int S>
 inline void tile_q8(const uint8_t* w, int64_t k, const Act& act, int64_t first, int slice, f32x16 (&acc)[NT]) {
@@ -173,7 +170,6 @@ inline void tile_q8(const uint8_t* w, int64_t k, const Act& act, int64_t first, 
 #pragma GCC unroll 16
   for (int t = 0; t < NT; ++t) acc[t] = f32_zero();
   for (int64_t b = 0; b < k / F::kWeights; ++b, w += F::kBytes) {
-    if (NT <= 2) prefetch_ahead<F::kBytes>(w);
     F::block(w, a, acc);
   }
 }

@@ -123,6 +123,10 @@ inline void i8_store_rounded(int8_t* p, f32x16 a) {
 }
 
 inline u8x64 u8_load(const uint8_t* p) { return {load_bits(p), load_bits(p + 32)}; }
+inline void u8_store(uint8_t* p, u8x64 a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.lo);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), a.hi);
+}
 inline u8x64 u8_and(u8x64 a, uint8_t mask) {
   __m256i m = _mm256_set1_epi8(static_cast<char>(mask));
   return {_mm256_and_si256(a.lo, m), _mm256_and_si256(a.hi, m)};

@@ -76,6 +76,7 @@ inline void i8_store_rounded(int8_t* p, f32x16 a) {
 }
 
 inline u8x64 u8_load(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+inline void u8_store(uint8_t* p, u8x64 a) { _mm512_storeu_si512(p, a.v); }
 inline u8x64 u8_and(u8x64 a, uint8_t mask) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(static_cast<char>(mask)))}; }
 inline u8x64 u8_or(u8x64 a, u8x64 b) { return {_mm512_or_si512(a.v, b.v)}; }
 // Shifts move bits across the bytes of a 16-bit lane; the caller masks.

@@ -132,6 +132,10 @@ HOTSET_SIMD void i8_store_rounded(int8_t* p, f32x16 a) {
 }
 
 HOTSET_SIMD u8x64 u8_load(const uint8_t* p) { return HOTSET_EACH(u8x64, vld1q_u8(p + 16 * i)); }
+HOTSET_SIMD void u8_store(uint8_t* p, u8x64 a) {
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) vst1q_u8(p + 16 * i, a.v[i]);
+}
 HOTSET_SIMD u8x64 u8_and(u8x64 a, uint8_t mask) {
   return HOTSET_EACH(u8x64, vandq_u8(a.v[i], vdupq_n_u8(mask)));
 }

@@ -19,6 +19,8 @@ int64_t now_ns() {
 
 // Fewer units than this per thread and attention is cut finer, by spans.
 constexpr int64_t kUnitsPerThread = 4;
+// Bytes of the next matrix that a thread asks for before it waits.
+constexpr int64_t kNextMatrixBytes = 4096;
 // Query rows worth gathering before keys are read.
 constexpr int32_t kRowsPerUnit = 24;
 
@@ -247,6 +249,11 @@ void Executor::run_linear(const OpSpec& op, int thread) {
   LinearArgs args{w.base[thread], w.tile_bytes, w.tile_stride, end - begin, spec.in_width, n, &act,
                   row(op.out, 0, thread) + begin * kTileRows, lds_[op.out], op.add != 0};
   (op.kind == kOpGated ? kernels_->gated : kernels_->linear)[spec.format](args);
+  if (step_.few) {
+    // What follows in the arena is the next matrix of the program: its first lines arrive while the team gathers.
+    const uint8_t* next = args.tiles + args.num_tiles * args.tile_stride;
+    for (int64_t i = 0; i < kNextMatrixBytes; i += 64) __builtin_prefetch(next + i, 0, 3);
+  }
 }
 
 void Executor::run_rope(const OpSpec& op, int thread) {

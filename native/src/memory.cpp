@@ -9,17 +9,24 @@ namespace hotset {
 
 Region::Region(std::string name, size_t bytes) : name_(std::move(name)), bytes_(bytes) {
   if (bytes == 0) return;
-  // Mapped with slack, so that the used part can start on a huge page.
-  map_bytes_ = bytes + kHugePage;
+  // Large regions are mapped with slack, so that the used part can start on a huge page.
+  const bool is_large = bytes >= kHugePage;
+  map_bytes_ = bytes + (is_large ? kHugePage : 0);
   map_ = mmap(nullptr, map_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (map_ == MAP_FAILED) {
     map_ = nullptr;
     throw std::bad_alloc();
   }
-  uintptr_t start = (reinterpret_cast<uintptr_t>(map_) + kHugePage - 1) / kHugePage * kHugePage;
-  data_ = reinterpret_cast<uint8_t*>(start);
-  // A refusal (huge pages compiled out or set to never) is not an error: probe and plan say what is in force.
-  if (bytes >= kHugePage) madvise(data_, bytes, MADV_HUGEPAGE);
+  // A refusal (huge pages compiled out or set to never) is not an error: probe and plan say what is in force. Small
+  // regions must not take a whole huge page where the system gives one to everybody.
+  if (is_large) {
+    uintptr_t start = (reinterpret_cast<uintptr_t>(map_) + kHugePage - 1) / kHugePage * kHugePage;
+    data_ = reinterpret_cast<uint8_t*>(start);
+    madvise(data_, bytes, MADV_HUGEPAGE);
+  } else {
+    data_ = static_cast<uint8_t*>(map_);
+    madvise(data_, bytes, MADV_NOHUGEPAGE);
+  }
 }
 
 Region::~Region() {

@@ -93,8 +93,7 @@ void bind_executor(nb::module_& m) {
 
 NB_MODULE(_native, m) {
   m.def("isas", &isas);
-  m.attr("MAX_HEAD_DIM") = kMaxHeadDim;
-  m.attr("MAX_ATTEND_ROWS") = kMaxAttendRows;
+  m.attr("KIND_COUNTS") = nb::make_tuple(static_cast<int>(kNumOpKinds), kNumActKinds, kNumCacheKinds);
   m.attr("FORMATS") = [] {
     nb::list names;
     for (int f = 0; f < kNumFormats; ++f) names.append(format_info(f).name);

@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FORMATS: tuple[str, ...]
-MAX_HEAD_DIM: int
-MAX_ATTEND_ROWS: int
+KIND_COUNTS: tuple[int, int, int]
 
 def isas() -> list[str]: ...
 

@@ -242,6 +242,18 @@ def test_options_are_honoured(path: Path) -> None:
         assert engine.stats().num_steps == 8  # ceil(50 / 7) chunks
 
 
+def test_the_format_of_the_cache_is_an_option(path: Path) -> None:
+    """BF16 is the default beside rounded weights; F16 rounds otherwise, so other bits show that it is honoured."""
+    tokens = random_tokens(40)
+    logits = {}
+    for cache_format in (None, "BF16", "F16"):
+        with hotset.load(path, context=256, cache_format=cache_format) as engine:  # type: ignore[arg-type]
+            logits[cache_format] = engine.logits(tokens)
+    assert same_bits(logits[None], logits["BF16"]) and not same_bits(logits[None], logits["F16"])
+    with pytest.raises(RequestError, match="cache format 'F32', expected one of BF16, F16"):
+        hotset.load(path, cache_format="F32")  # type: ignore[arg-type]
+
+
 def test_unknown_options_are_refused_by_name(path: Path) -> None:
     with pytest.raises(TypeError, match="contxt"):
         hotset.load(path, contxt=512)  # type: ignore[call-arg]

@@ -16,7 +16,7 @@ from hotset.engine.batch import StepBatch
 from hotset.errors import CheckpointError, InternalError, MachineError
 from hotset.models.spec import ModelSpec
 from hotset.plan.budget import Plan
-from hotset.program.lower import FEW_TOKENS, Lowered, NativeOp, NativeWeight, lower
+from hotset.program.lower import CACHE_KIND, FEW_TOKENS, NUM_ACT_KINDS, Lowered, NativeOp, NativeWeight, lower
 
 OP_KINDS = (
     "embed", "angles", "rms_norm", "pack", "linear", "gated", "silu_mul", "rope", "store_kv", "attend", "attend_merge",
@@ -24,6 +24,14 @@ OP_KINDS = (
 )  # fmt: skip
 """Order of ``OpKind`` in native/src/executor.h."""
 
+
+_EXPECTED = (len(OP_KINDS), NUM_ACT_KINDS, len(CACHE_KIND))
+if _native.KIND_COUNTS != _EXPECTED:
+    raise InternalError(
+        f"the native module knows {_native.KIND_COUNTS} op, input and cache kinds, this package {_EXPECTED}: it was built "
+        "from other sources",
+        "make build",
+    )
 
 _Spec = TypeVar("_Spec")
 

@@ -110,6 +110,13 @@ def weights_bytes(spec: ModelSpec, formats: Mapping[str, str]) -> tuple[int, int
     return matrices, vectors
 
 
+def _staging_bytes(spec: ModelSpec, formats: Mapping[str, str]) -> int:
+    """What one thread reads at a time: 1 MiB, or one tile of the widest matrix (``Executor::load`` in C++)."""
+    matrices = [w for w in spec.program.weights.values() if w.in_width > 1]
+    tiles = [lowering.TILE_ROWS * FORMATS[formats[w.key]].row_bytes(w.in_width) for w in matrices]
+    return max(STAGING_BYTES, *tiles)
+
+
 def _step_bytes(spec: ModelSpec, formats: Mapping[str, str], chunk: int, outputs: int) -> int:
     return sum(lowering.lower(spec.program, formats, chunk, outputs).slot_bytes)
 
@@ -180,7 +187,7 @@ def _size(
         Term("attention partials", partials * 4, "transient", f"{sequences} rows over {context:,} tokens"),
         Term("thread scratch", scratch, "transient", f"{num_threads} threads"),
         Term("sampler", SAMPLER_BYTES * spec.vocab_size, "resident", f"{spec.vocab_size:,} logits"),
-        Term("load staging", num_threads * STAGING_BYTES, "load", "freed when loaded"),
+        Term("load staging", num_threads * _staging_bytes(spec, formats), "load", "freed when loaded"),
         Term("reserve", RESERVE_BYTES, "reserve", "interpreter, tokenizer, the rest of the machine"),
     )
     contexts = sorted({1, min(4096, context), context})

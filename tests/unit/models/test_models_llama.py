@@ -14,10 +14,10 @@ from helpers import Tiny, declared, hf_config, shapes, spec_and_formats, tiny, w
 
 from hotset.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from hotset.checkpoint.manifest import account
-from hotset.errors import CheckpointError
+from hotset.errors import CheckpointError, RequestError
 from hotset.models.llama import base_frequencies, llama3_frequencies
 from hotset.models.registry import describe
-from hotset.models.spec import ModelSpec
+from hotset.models.spec import ModelSpec, with_cache_format
 from hotset.program import program as p
 
 M = Tiny("Q8_0", heads=4, kv_heads=2, head_dim=32)
@@ -137,6 +137,28 @@ def test_tensors_of_a_whole_file_are_accounted_for(tmp_path: Path) -> None:
     with open_checkpoint(folder) as checkpoint:
         found = account(checkpoint, describe(checkpoint).tensors)
         assert [(info.name, reason) for info, reason in found.ignored] == [("lm_head.weight", "tied to the embedding")]
+
+
+@pytest.mark.parametrize(
+    ("m", "format"),
+    [
+        (Tiny("F32"), "F16"),
+        (Tiny("F16", vector_format="BF16"), "F16"),
+        (Tiny("BF16"), "BF16"),
+        (Tiny("Q8_0"), "BF16"),
+        (Tiny("F16", embed_format="Q8_0"), "BF16"),
+    ],
+)
+def test_cache_rows_suit_the_weights(m: Tiny, format: str) -> None:
+    """F16 rows only where every product takes float inputs; a wish overrules, and another format is refused."""
+    spec, formats = spec_and_formats(m)
+    chosen = with_cache_format(spec, formats)
+    assert chosen.groups[0].format == chosen.program.groups[0].format == format
+    assert replace(chosen.groups[0], format=spec.groups[0].format) == spec.groups[0]
+    for wish in ("F16", "BF16"):
+        assert with_cache_format(spec, formats, wish).groups[0].format == wish
+    with pytest.raises(RequestError, match="cache format 'Q8_0', expected one of BF16, F16"):
+        with_cache_format(spec, formats, "Q8_0")
 
 
 def test_bias_tensors_are_refused_by_name() -> None:

@@ -18,6 +18,7 @@ from hotset.program.lower import (
     ACT_BF16,
     ACT_F32,
     ACT_Q8_OFFSET_32,
+    CACHE_KIND,
     FEW_TOKENS,
     TILE_ROWS,
     Lowered,
@@ -132,8 +133,13 @@ class ByteModel:
         """Keys and values of kv heads (store_kv in native/kernels/attend.h); one block, position = token."""
         dim, r = op.head_dim, np.asarray(tokens)[:, None]
         head = op.cache_offset + np.asarray(heads)[:, None] * 2 * BLOCK_TOKENS * dim * 2
-        key = head + (r // KEY_GROUP * dim * KEY_GROUP + np.arange(dim) * KEY_GROUP + r % KEY_GROUP) * 2
-        value = head + BLOCK_TOKENS * dim * 2 + r * dim * 2 + np.arange(dim) * 2
+        j, start = np.arange(dim), head + r // KEY_GROUP * KEY_GROUP * dim * 2
+        if op.cache_kind == CACHE_KIND["BF16"]:  # pairs: of channels in keys, of tokens in values
+            key = start + (j // 2 * 2 * KEY_GROUP + r % KEY_GROUP * 2 + j % 2) * 2
+            value = head + BLOCK_TOKENS * dim * 2 + (r // 2 * 2 * dim + r % 2 + 2 * j) * 2
+        else:
+            key = start + (j * KEY_GROUP + r % KEY_GROUP) * 2
+            value = head + BLOCK_TOKENS * dim * 2 + (r * dim + j) * 2
         return spread(np.concatenate([key, value]), 2)
 
     def touches(self, op: NativeOp) -> list[Touch]:

@@ -11,6 +11,7 @@ from helpers import Tiny, spec_and_formats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hotset.models.spec import with_cache_format
 from hotset.program import lower as lowering
 from hotset.program.builder import Builder
 from hotset.program.cache import CacheGroup
@@ -44,6 +45,7 @@ CASES = [
 @cache
 def lowered(name: str) -> Lowered:
     spec, formats = spec_and_formats(MODELS["Q8_0" if name == "mixed" else name])
+    spec = with_cache_format(spec, formats)
     if name == "mixed":
         formats |= {key: format for key in formats for end, format in MIXED.items() if key.endswith("." + end)}
     return lower(spec.program, formats, MAX_TOKENS, MAX_OUTPUTS)
