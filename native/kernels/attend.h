@@ -93,7 +93,7 @@ inline void value_tile(const float* p, const uint16_t* v, int32_t dim, int keys,
     for (int i = 0; i < V; ++i) acc[r][i] = f32_zero();
   const int last_ahead = kBlockTokens - kAhead / dim;  // keys from here on have their look-ahead in the next block
   for (int key = 0; key < keys; key += kStep, v += kStep * dim) {
-    if (R <= kFewRows && V == 4) {
+    if (R <= kFewRows && V == kValueTiles) {
       const uint16_t* ahead = key < last_ahead ? v + kAhead : next + (key - last_ahead) * dim;
       prefetch_row(ahead);
       if (kBf16) prefetch_row(ahead + 64);
@@ -127,7 +127,8 @@ template <bool kBf16, int R>
 void value_rows(const float* p, const uint16_t* v, int32_t dim, int keys, const uint16_t* next, float* o) {
   constexpr int kStep = kBf16 ? 2 : 1;
   int32_t c = 0;
-  for (; c + 64 <= dim; c += 64) value_tile<kBf16, R, 4>(p, v + kStep * c, dim, keys, next + kStep * c, o + c);
+  for (; c + 16 * kValueTiles <= dim; c += 16 * kValueTiles)
+    value_tile<kBf16, R, kValueTiles>(p, v + kStep * c, dim, keys, next + kStep * c, o + c);
   for (; c < dim; c += 16) value_tile<kBf16, R, 1>(p, v + kStep * c, dim, keys, next + kStep * c, o + c);
 }
 

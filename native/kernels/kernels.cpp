@@ -11,6 +11,9 @@
 #include <arm_neon.h>
 #endif
 
+// gcc 12 otherwise makes calls of functions that pass accumulators by reference, and those then live in memory.
+#define HOTSET_INLINE inline __attribute__((always_inline))
+
 namespace hotset {
 namespace HOTSET_ISA {
 namespace {

@@ -19,7 +19,7 @@ template <int NT, int S> struct ActQ8 {
 
 // Eight vectors of four inputs each times NT tokens, scale dw per row. The int32 sum starts at the offset's term.
 template <int kMaxWeight, bool kHasTerm, int NT, int S>
-inline void block32(const u8x64 (&w)[8], f32x16 dw, const ActQ8<NT, S>& a, f32x16 (&acc)[NT]) {
+HOTSET_INLINE void block32(const u8x64 (&w)[8], f32x16 dw, const ActQ8<NT, S>& a, f32x16 (&acc)[NT]) {
 #pragma GCC unroll 16
   for (int t = 0; t < NT; ++t) {
     i32x16 s = i32_splat(kHasTerm ? a.terms[t] : 0);
@@ -30,14 +30,14 @@ inline void block32(const u8x64 (&w)[8], f32x16 dw, const ActQ8<NT, S>& a, f32x1
 }
 
 // Adds m * (d * sum of q): the constant term of formats with a minimum.
-template <int NT, int S> inline void block_min(f32x16 m, const ActQ8<NT, S>& a, f32x16 (&acc)[NT]) {
+template <int NT, int S> HOTSET_INLINE void block_min(f32x16 m, const ActQ8<NT, S>& a, f32x16 (&acc)[NT]) {
   const float* sums = reinterpret_cast<const float*>(a.terms);
 #pragma GCC unroll 16
   for (int t = 0; t < NT; ++t) acc[t] = f32_fma(m, f32_splat(sums[t]), acc[t]);
 }
 
 // Eight vectors from four of packed nibbles: low nibbles are the first four, high the last four.
-inline void load_nibbles(const uint8_t* p, u8x64 (&w)[8]) {
+HOTSET_INLINE void load_nibbles(const uint8_t* p, u8x64 (&w)[8]) {
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
     u8x64 v = u8_load(p + 64 * i);
@@ -48,7 +48,7 @@ inline void load_nibbles(const uint8_t* p, u8x64 (&w)[8]) {
 
 struct FormatQ4_0 {  // tile block: half d[16]; nibbles [4][16][4]
   static constexpr int kWeights = 32, kBytes = 18 * kTileRows, kTermInputs = 32;
-  template <int NT, int S> static inline void block(const uint8_t* p, ActQ8<NT, S>& a, f32x16 (&acc)[NT]) {
+  template <int NT, int S> static HOTSET_INLINE void block(const uint8_t* p, ActQ8<NT, S>& a, f32x16 (&acc)[NT]) {
     u8x64 w[8];
     load_nibbles(p + 32, w);
     block32<15, true>(w, f32_from_f16(reinterpret_cast<const uint16_t*>(p)), a, acc);
@@ -58,7 +58,7 @@ struct FormatQ4_0 {  // tile block: half d[16]; nibbles [4][16][4]
 
 struct FormatQ4_1 {  // half d[16], half m[16]; nibbles [4][16][4]
   static constexpr int kWeights = 32, kBytes = 20 * kTileRows, kTermInputs = 32;
-  template <int NT, int S> static inline void block(const uint8_t* p, ActQ8<NT, S>& a, f32x16 (&acc)[NT]) {
+  template <int NT, int S> static HOTSET_INLINE void block(const uint8_t* p, ActQ8<NT, S>& a, f32x16 (&acc)[NT]) {
     u8x64 w[8];
     load_nibbles(p + 64, w);
     const uint16_t* h = reinterpret_cast<const uint16_t*>(p);
@@ -70,7 +70,7 @@ struct FormatQ4_1 {  // half d[16], half m[16]; nibbles [4][16][4]
 
 struct FormatQ8_0 {  // half d[16]; bytes q + 128 [8][16][4]
   static constexpr int kWeights = 32, kBytes = 34 * kTileRows, kTermInputs = 32;
-  template <int NT, int S> static inline void block(const uint8_t* p, ActQ8<NT, S>& a, f32x16 (&acc)[NT]) {
+  template <int NT, int S> static HOTSET_INLINE void block(const uint8_t* p, ActQ8<NT, S>& a, f32x16 (&acc)[NT]) {
     u8x64 w[8];
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) w[i] = u8_load(p + 32 + 64 * i);
@@ -90,7 +90,7 @@ inline void q4k_scales(const uint8_t* planes, uint8_t* scales, uint8_t* mins) {
 
 struct FormatQ4_K {  // half d[16], half dmin[16]; planes [12][16]; 4 chunks of nibbles [8][16][4]
   static constexpr int kWeights = 256, kBytes = 144 * kTileRows, kTermInputs = 32;
-  template <int NT, int S> static inline void block(const uint8_t* p, ActQ8<NT, S>& a, f32x16 (&acc)[NT]) {
+  template <int NT, int S> static HOTSET_INLINE void block(const uint8_t* p, ActQ8<NT, S>& a, f32x16 (&acc)[NT]) {
     const uint16_t* h = reinterpret_cast<const uint16_t*>(p);
     const f32x16 d = f32_from_f16(h), dmin = f32_sub(f32_zero(), f32_from_f16(h + 16));
     alignas(64) uint8_t scales[128], mins[128];
@@ -103,7 +103,7 @@ struct FormatQ4_K {  // half d[16], half dmin[16]; planes [12][16]; 4 chunks of 
     }
   }
   template <bool kHigh, int NT, int S>
-  static inline void half(const uint8_t* q, int at, f32x16 d, f32x16 dmin, const uint8_t* scales, const uint8_t* mins,
+  static HOTSET_INLINE void half(const uint8_t* q, int at, f32x16 d, f32x16 dmin, const uint8_t* scales, const uint8_t* mins,
                           ActQ8<NT, S>& a, f32x16 (&acc)[NT]) {
     u8x64 w[8];
 #pragma GCC unroll 8
@@ -116,7 +116,7 @@ struct FormatQ4_K {  // half d[16], half dmin[16]; planes [12][16]; 4 chunks of 
 
 struct FormatQ6_K {  // half d[16]; int8 scales [16][16]; per half: low nibbles [2][8][16][4], top bits [8][16][4]
   static constexpr int kWeights = 256, kBytes = 210 * kTileRows, kTermInputs = 16;
-  template <int NT, int S> static inline void block(const uint8_t* p, ActQ8<NT, S>& a, f32x16 (&acc)[NT]) {
+  template <int NT, int S> static HOTSET_INLINE void block(const uint8_t* p, ActQ8<NT, S>& a, f32x16 (&acc)[NT]) {
     f32x16 d = f32_from_f16(reinterpret_cast<const uint16_t*>(p));
     const int8_t* scales = reinterpret_cast<const int8_t*>(p + 32);
     for (int n = 0; n < 2; ++n) {
@@ -129,7 +129,7 @@ struct FormatQ6_K {  // half d[16]; int8 scales [16][16]; per half: low nibbles 
     }
   }
   template <int kQuarter, int NT, int S>
-  static inline void quarter(const uint8_t* low, const uint8_t* top, const int8_t* scales, f32x16 d, ActQ8<NT, S>& a,
+  static HOTSET_INLINE void quarter(const uint8_t* low, const uint8_t* top, const int8_t* scales, f32x16 d, ActQ8<NT, S>& a,
                              f32x16 (&acc)[NT]) {
     if (NT <= 2) {
       // One token: this format is read twice, in an order that hardware prefetch loses. Each quarter asks for a quarter
@@ -165,7 +165,7 @@ struct FormatQ6_K {  // half d[16]; int8 scales [16][16]; per half: low nibbles 
 
 // Tokens [first + slice, first + slice + NT) of the group of S tokens that starts at `first`.
 template <class F, int NT, int S>
-inline void tile_q8(const uint8_t* w, int64_t k, const Act& act, int64_t first, int slice, f32x16 (&acc)[NT]) {
+HOTSET_INLINE void tile_q8(const uint8_t* w, int64_t k, const Act& act, int64_t first, int slice, f32x16 (&acc)[NT]) {
   ActQ8<NT, S> a{act.q + first * k + slice * 32, act.d + first * (k / 32) + slice, act.terms + first * (k / F::kTermInputs) + slice};
 #pragma GCC unroll 16
   for (int t = 0; t < NT; ++t) acc[t] = f32_zero();
@@ -186,7 +186,7 @@ struct FormatF16 {  // halves [k][16]
 };
 
 template <class F, int NT, int S>
-inline void tile_f32(const uint8_t* w, int64_t k, const Act& act, int64_t first, int slice, f32x16 (&acc)[NT]) {
+HOTSET_INLINE void tile_f32(const uint8_t* w, int64_t k, const Act& act, int64_t first, int slice, f32x16 (&acc)[NT]) {
   const float* a = act.f32 + first * k + slice;
   f32x16 odd[NT];
 #pragma GCC unroll 16
@@ -205,7 +205,7 @@ inline void tile_f32(const uint8_t* w, int64_t k, const Act& act, int64_t first,
 
 // BF16 weights as pairs [k/2][16][2], BF16 activations; k is a multiple of 4.
 template <int NT, int S>
-inline void tile_bf16(const uint8_t* w, int64_t k, const Act& act, int64_t first, int slice, f32x16 (&acc)[NT]) {
+HOTSET_INLINE void tile_bf16(const uint8_t* w, int64_t k, const Act& act, int64_t first, int slice, f32x16 (&acc)[NT]) {
   const uint16_t* a = act.bf16 + first * k + 2 * slice;
   const uint16_t* p = reinterpret_cast<const uint16_t*>(w);
   f32x16 odd[NT];
@@ -225,7 +225,7 @@ inline void tile_bf16(const uint8_t* w, int64_t k, const Act& act, int64_t first
 // ---- dispatch over formats and group sizes -----------------------------------------------------------------
 
 template <int32_t kFormat, int NT, int S>
-inline void tile_product(const uint8_t* w, int64_t k, const Act& act, int64_t first, int slice, f32x16 (&acc)[NT]) {
+HOTSET_INLINE void tile_product(const uint8_t* w, int64_t k, const Act& act, int64_t first, int slice, f32x16 (&acc)[NT]) {
   if constexpr (kFormat == kF32) tile_f32<FormatF32, NT, S>(w, k, act, first, slice, acc);
   if constexpr (kFormat == kF16) tile_f32<FormatF16, NT, S>(w, k, act, first, slice, acc);
   if constexpr (kFormat == kBF16) tile_bf16<NT, S>(w, k, act, first, slice, acc);

@@ -12,6 +12,7 @@ constexpr int kMaxTokens = 16;       // tokens per pass of an integer product
 constexpr int kMaxTokensFloat = 8;   // tokens per pass of a float product (two sums a token)
 constexpr int kAttendRows = 6;       // query rows per pass over keys or values
 constexpr int kScoreTiles = 4;       // tiles of sixteen keys per pass
+constexpr int kValueTiles = 4;       // vectors of sixteen channels per pass
 constexpr bool kHasBf16Dot = true;
 
 struct f32x16 { __m512 v; };

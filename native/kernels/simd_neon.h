@@ -20,67 +20,64 @@ struct f32x16 { float32x4_t v[4]; };
 struct i32x16 { int32x4_t v[4]; };
 struct u8x64 { uint8x16_t v[4]; };  // sixteen rows, four consecutive inputs each
 
-// Left to itself, gcc 12 makes calls of some of these functions, one for every few instructions.
-#define HOTSET_SIMD inline __attribute__((always_inline))
-
 // `expression` of i for the four registers of a vector.
-template <class V, class F> HOTSET_SIMD V each(F f) { return V{{f(0), f(1), f(2), f(3)}}; }
+template <class V, class F> HOTSET_INLINE V each(F f) { return V{{f(0), f(1), f(2), f(3)}}; }
 #define HOTSET_EACH(V, expression) \
   each<V>([&]([[maybe_unused]] int i) __attribute__((always_inline)) { return expression; })
 
-HOTSET_SIMD f32x16 f32_splat(float x) { return HOTSET_EACH(f32x16, vdupq_n_f32(x)); }
-HOTSET_SIMD f32x16 f32_zero() { return f32_splat(0.0f); }
-HOTSET_SIMD f32x16 f32_load(const float* p) { return HOTSET_EACH(f32x16, vld1q_f32(p + 4 * i)); }
-HOTSET_SIMD void f32_store(float* p, f32x16 a) {
+HOTSET_INLINE f32x16 f32_splat(float x) { return HOTSET_EACH(f32x16, vdupq_n_f32(x)); }
+HOTSET_INLINE f32x16 f32_zero() { return f32_splat(0.0f); }
+HOTSET_INLINE f32x16 f32_load(const float* p) { return HOTSET_EACH(f32x16, vld1q_f32(p + 4 * i)); }
+HOTSET_INLINE void f32_store(float* p, f32x16 a) {
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) vst1q_f32(p + 4 * i, a.v[i]);
 }
-HOTSET_SIMD f32x16 f32_add(f32x16 a, f32x16 b) { return HOTSET_EACH(f32x16, vaddq_f32(a.v[i], b.v[i])); }
-HOTSET_SIMD f32x16 f32_sub(f32x16 a, f32x16 b) { return HOTSET_EACH(f32x16, vsubq_f32(a.v[i], b.v[i])); }
-HOTSET_SIMD f32x16 f32_mul(f32x16 a, f32x16 b) { return HOTSET_EACH(f32x16, vmulq_f32(a.v[i], b.v[i])); }
-HOTSET_SIMD f32x16 f32_div(f32x16 a, f32x16 b) { return HOTSET_EACH(f32x16, vdivq_f32(a.v[i], b.v[i])); }
-HOTSET_SIMD f32x16 f32_fma(f32x16 a, f32x16 b, f32x16 c) {
+HOTSET_INLINE f32x16 f32_add(f32x16 a, f32x16 b) { return HOTSET_EACH(f32x16, vaddq_f32(a.v[i], b.v[i])); }
+HOTSET_INLINE f32x16 f32_sub(f32x16 a, f32x16 b) { return HOTSET_EACH(f32x16, vsubq_f32(a.v[i], b.v[i])); }
+HOTSET_INLINE f32x16 f32_mul(f32x16 a, f32x16 b) { return HOTSET_EACH(f32x16, vmulq_f32(a.v[i], b.v[i])); }
+HOTSET_INLINE f32x16 f32_div(f32x16 a, f32x16 b) { return HOTSET_EACH(f32x16, vdivq_f32(a.v[i], b.v[i])); }
+HOTSET_INLINE f32x16 f32_fma(f32x16 a, f32x16 b, f32x16 c) {
   return HOTSET_EACH(f32x16, vfmaq_f32(c.v[i], a.v[i], b.v[i]));
 }
 // a where a > b, else b: what the x86 instruction does with zeros and NaN (vmaxq_f32 differs).
-HOTSET_SIMD float32x4_t max_quarter(float32x4_t a, float32x4_t b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
-HOTSET_SIMD f32x16 f32_max(f32x16 a, f32x16 b) { return HOTSET_EACH(f32x16, max_quarter(a.v[i], b.v[i])); }
-HOTSET_SIMD f32x16 f32_min(f32x16 a, f32x16 b) {
+HOTSET_INLINE float32x4_t max_quarter(float32x4_t a, float32x4_t b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
+HOTSET_INLINE f32x16 f32_max(f32x16 a, f32x16 b) { return HOTSET_EACH(f32x16, max_quarter(a.v[i], b.v[i])); }
+HOTSET_INLINE f32x16 f32_min(f32x16 a, f32x16 b) {
   return HOTSET_EACH(f32x16, vbslq_f32(vcltq_f32(a.v[i], b.v[i]), a.v[i], b.v[i]));
 }
-HOTSET_SIMD f32x16 f32_abs(f32x16 a) { return HOTSET_EACH(f32x16, vabsq_f32(a.v[i])); }
-HOTSET_SIMD f32x16 f32_round(f32x16 a) { return HOTSET_EACH(f32x16, vrndnq_f32(a.v[i])); }
-HOTSET_SIMD float32x4_t scale2_quarter(float32x4_t a, float32x4_t n) {
+HOTSET_INLINE f32x16 f32_abs(f32x16 a) { return HOTSET_EACH(f32x16, vabsq_f32(a.v[i])); }
+HOTSET_INLINE f32x16 f32_round(f32x16 a) { return HOTSET_EACH(f32x16, vrndnq_f32(a.v[i])); }
+HOTSET_INLINE float32x4_t scale2_quarter(float32x4_t a, float32x4_t n) {
   int32x4_t exponent = vshlq_n_s32(vcvtnq_s32_f32(n), 23);
   return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(a), exponent));
 }
 // a * 2^n for integral n in the normal range.
-HOTSET_SIMD f32x16 f32_scale2(f32x16 a, f32x16 n) { return HOTSET_EACH(f32x16, scale2_quarter(a.v[i], n.v[i])); }
-HOTSET_SIMD float32x4_t masked_quarter(uint32x4_t mask, float32x4_t a) {
+HOTSET_INLINE f32x16 f32_scale2(f32x16 a, f32x16 n) { return HOTSET_EACH(f32x16, scale2_quarter(a.v[i], n.v[i])); }
+HOTSET_INLINE float32x4_t masked_quarter(uint32x4_t mask, float32x4_t a) {
   return vreinterpretq_f32_u32(vandq_u32(mask, vreinterpretq_u32_f32(a)));
 }
 // Lanes where a < limit are zeroed.
-HOTSET_SIMD f32x16 f32_zero_below(f32x16 value, f32x16 a, f32x16 limit) {
+HOTSET_INLINE f32x16 f32_zero_below(f32x16 value, f32x16 a, f32x16 limit) {
   return HOTSET_EACH(f32x16, masked_quarter(vcgeq_f32(a.v[i], limit.v[i]), value.v[i]));
 }
 // First n lanes of a, the others from b.
-HOTSET_SIMD f32x16 f32_first(int n, f32x16 a, f32x16 b) {
+HOTSET_INLINE f32x16 f32_first(int n, f32x16 a, f32x16 b) {
   alignas(16) static const int32_t kLane[4] = {0, 1, 2, 3};
   const int32x4_t lane = vld1q_s32(kLane);
   return HOTSET_EACH(f32x16, vbslq_f32(vcltq_s32(lane, vdupq_n_s32(n - 4 * i)), a.v[i], b.v[i]));
 }
-HOTSET_SIMD f32x16 f32_from_i32(i32x16 a) { return HOTSET_EACH(f32x16, vcvtq_f32_s32(a.v[i])); }
-HOTSET_SIMD f32x16 f32_from_f16(const uint16_t* p) {
+HOTSET_INLINE f32x16 f32_from_i32(i32x16 a) { return HOTSET_EACH(f32x16, vcvtq_f32_s32(a.v[i])); }
+HOTSET_INLINE f32x16 f32_from_f16(const uint16_t* p) {
   const float16x8_t lo = vreinterpretq_f16_u16(vld1q_u16(p)), hi = vreinterpretq_f16_u16(vld1q_u16(p + 8));
   return {{vcvt_f32_f16(vget_low_f16(lo)), vcvt_high_f32_f16(lo),
            vcvt_f32_f16(vget_low_f16(hi)), vcvt_high_f32_f16(hi)}};
 }
-HOTSET_SIMD void f16_store(uint16_t* p, f32x16 a) {
+HOTSET_INLINE void f16_store(uint16_t* p, f32x16 a) {
   vst1q_u16(p, vreinterpretq_u16_f16(vcvt_high_f16_f32(vcvt_f16_f32(a.v[0]), a.v[1])));
   vst1q_u16(p + 8, vreinterpretq_u16_f16(vcvt_high_f16_f32(vcvt_f16_f32(a.v[2]), a.v[3])));
 }
 // BF16 bits of four lanes: nearest even, subnormals flushed to zero and NaN made quiet, as vcvtneps2bf16 does.
-HOTSET_SIMD uint16x4_t bf16_bits(float32x4_t a) {
+HOTSET_INLINE uint16x4_t bf16_bits(float32x4_t a) {
   const uint32x4_t bits = vreinterpretq_u32_f32(a), magnitude = vandq_u32(bits, vdupq_n_u32(0x7fffffff));
   const uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
   uint32x4_t out = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
@@ -90,67 +87,67 @@ HOTSET_SIMD uint16x4_t bf16_bits(float32x4_t a) {
   out = vbslq_u32(nan, vorrq_u32(bits, vdupq_n_u32(0x00400000)), out);
   return vshrn_n_u32(out, 16);
 }
-HOTSET_SIMD void bf16_store(uint16_t* p, f32x16 a) {
+HOTSET_INLINE void bf16_store(uint16_t* p, f32x16 a) {
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) vst1_u16(p + 4 * i, bf16_bits(a.v[i]));
 }
 
-HOTSET_SIMD i32x16 i32_splat(int32_t x) { return HOTSET_EACH(i32x16, vdupq_n_s32(x)); }
-HOTSET_SIMD i32x16 i32_add(i32x16 a, i32x16 b) { return HOTSET_EACH(i32x16, vaddq_s32(a.v[i], b.v[i])); }
-HOTSET_SIMD i32x16 i32_from_i16(int16x8_t lo, int16x8_t hi) {
+HOTSET_INLINE i32x16 i32_splat(int32_t x) { return HOTSET_EACH(i32x16, vdupq_n_s32(x)); }
+HOTSET_INLINE i32x16 i32_add(i32x16 a, i32x16 b) { return HOTSET_EACH(i32x16, vaddq_s32(a.v[i], b.v[i])); }
+HOTSET_INLINE i32x16 i32_from_i16(int16x8_t lo, int16x8_t hi) {
   return {{vmovl_s16(vget_low_s16(lo)), vmovl_high_s16(lo), vmovl_s16(vget_low_s16(hi)), vmovl_high_s16(hi)}};
 }
-HOTSET_SIMD i32x16 i32_from_u8(const uint8_t* p) {
+HOTSET_INLINE i32x16 i32_from_u8(const uint8_t* p) {
   const uint8x16_t bytes = vld1q_u8(p);
   return i32_from_i16(vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(bytes))), vreinterpretq_s16_u16(vmovl_high_u8(bytes)));
 }
-HOTSET_SIMD i32x16 i32_from_i8(const int8_t* p) {
+HOTSET_INLINE i32x16 i32_from_i8(const int8_t* p) {
   const int8x16_t bytes = vld1q_s8(p);
   return i32_from_i16(vmovl_s8(vget_low_s8(bytes)), vmovl_high_s8(bytes));
 }
-HOTSET_SIMD i32x16 i32_and(i32x16 a, int32_t mask) {
+HOTSET_INLINE i32x16 i32_and(i32x16 a, int32_t mask) {
   return HOTSET_EACH(i32x16, vandq_s32(a.v[i], vdupq_n_s32(mask)));
 }
-HOTSET_SIMD i32x16 i32_or(i32x16 a, i32x16 b) { return HOTSET_EACH(i32x16, vorrq_s32(a.v[i], b.v[i])); }
-template <int kBits> HOTSET_SIMD i32x16 i32_shr(i32x16 a) {
+HOTSET_INLINE i32x16 i32_or(i32x16 a, i32x16 b) { return HOTSET_EACH(i32x16, vorrq_s32(a.v[i], b.v[i])); }
+template <int kBits> HOTSET_INLINE i32x16 i32_shr(i32x16 a) {
   return HOTSET_EACH(i32x16, vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(a.v[i]), kBits)));
 }
-template <int kBits> HOTSET_SIMD i32x16 i32_shl(i32x16 a) {
+template <int kBits> HOTSET_INLINE i32x16 i32_shl(i32x16 a) {
   return HOTSET_EACH(i32x16, vshlq_n_s32(a.v[i], kBits));
 }
 // Nearest integers, ties to even. What int32 cannot hold becomes a number whose low byte is 0, as on x86, where
 // the conversion gives 0x80000000.
-HOTSET_SIMD int32x4_t rounded_quarter(float32x4_t a) {
+HOTSET_INLINE int32x4_t rounded_quarter(float32x4_t a) {
   const int32x4_t whole = vcvtnq_s32_f32(a);
   return vbicq_s32(whole, vreinterpretq_s32_u32(vceqq_s32(whole, vdupq_n_s32(INT32_MAX))));
 }
 // Nearest integers as bytes.
-HOTSET_SIMD void i8_store_rounded(int8_t* p, f32x16 a) {
+HOTSET_INLINE void i8_store_rounded(int8_t* p, f32x16 a) {
   const i32x16 n = HOTSET_EACH(i32x16, rounded_quarter(a.v[i]));
   const int16x8_t lo = vmovn_high_s32(vmovn_s32(n.v[0]), n.v[1]), hi = vmovn_high_s32(vmovn_s32(n.v[2]), n.v[3]);
   vst1q_s8(p, vmovn_high_s16(vmovn_s16(lo), hi));
 }
 
-HOTSET_SIMD u8x64 u8_load(const uint8_t* p) { return HOTSET_EACH(u8x64, vld1q_u8(p + 16 * i)); }
-HOTSET_SIMD void u8_store(uint8_t* p, u8x64 a) {
+HOTSET_INLINE u8x64 u8_load(const uint8_t* p) { return HOTSET_EACH(u8x64, vld1q_u8(p + 16 * i)); }
+HOTSET_INLINE void u8_store(uint8_t* p, u8x64 a) {
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) vst1q_u8(p + 16 * i, a.v[i]);
 }
-HOTSET_SIMD u8x64 u8_and(u8x64 a, uint8_t mask) {
+HOTSET_INLINE u8x64 u8_and(u8x64 a, uint8_t mask) {
   return HOTSET_EACH(u8x64, vandq_u8(a.v[i], vdupq_n_u8(mask)));
 }
-HOTSET_SIMD u8x64 u8_or(u8x64 a, u8x64 b) { return HOTSET_EACH(u8x64, vorrq_u8(a.v[i], b.v[i])); }
+HOTSET_INLINE u8x64 u8_or(u8x64 a, u8x64 b) { return HOTSET_EACH(u8x64, vorrq_u8(a.v[i], b.v[i])); }
 // The caller masks, because other sets have no shift of bytes.
-template <int kBits> HOTSET_SIMD u8x64 u8_shr(u8x64 a) {
+template <int kBits> HOTSET_INLINE u8x64 u8_shr(u8x64 a) {
   return HOTSET_EACH(u8x64, vshrq_n_u8(a.v[i], kBits));
 }
-template <int kBits> HOTSET_SIMD u8x64 u8_shl(u8x64 a) {
+template <int kBits> HOTSET_INLINE u8x64 u8_shl(u8x64 a) {
   return HOTSET_EACH(u8x64, vshlq_n_u8(a.v[i], kBits));
 }
 
 // acc[row] += sum of w[row][j] * a[j] for four unsigned weights and four signed activations. USDOT is exact,
 // so kMaxWeight does not matter here.
-template <int kMaxWeight> HOTSET_SIMD i32x16 i32_dot(i32x16 acc, u8x64 w, const int8_t* a) {
+template <int kMaxWeight> HOTSET_INLINE i32x16 i32_dot(i32x16 acc, u8x64 w, const int8_t* a) {
   int32_t four;
   std::memcpy(&four, a, 4);
   const int8x16_t splat = vreinterpretq_s8_s32(vdupq_n_s32(four));
@@ -158,16 +155,16 @@ template <int kMaxWeight> HOTSET_SIMD i32x16 i32_dot(i32x16 acc, u8x64 w, const 
 }
 
 // The first and second BF16 of each pair as floats.
-HOTSET_SIMD float32x4_t bf16_first(uint32x4_t pairs) { return vreinterpretq_f32_u32(vshlq_n_u32(pairs, 16)); }
-HOTSET_SIMD float32x4_t bf16_second(uint32x4_t pairs) {
+HOTSET_INLINE float32x4_t bf16_first(uint32x4_t pairs) { return vreinterpretq_f32_u32(vshlq_n_u32(pairs, 16)); }
+HOTSET_INLINE float32x4_t bf16_second(uint32x4_t pairs) {
   return vreinterpretq_f32_u32(vandq_u32(pairs, vdupq_n_u32(0xffff0000u)));
 }
-HOTSET_SIMD float32x4_t bf16_dot_quarter(float32x4_t acc, const uint16_t* w, float32x4_t first, float32x4_t second) {
+HOTSET_INLINE float32x4_t bf16_dot_quarter(float32x4_t acc, const uint16_t* w, float32x4_t first, float32x4_t second) {
   const uint32x4_t row = vreinterpretq_u32_u16(vld1q_u16(w));
   return vfmaq_f32(vfmaq_f32(acc, bf16_first(row), first), bf16_second(row), second);
 }
 // acc[row] += w[row][0] * a[0], then w[row][1] * a[1], for pairs of BF16.
-HOTSET_SIMD f32x16 bf16_dot(f32x16 acc, const uint16_t* w, const uint16_t* a) {
+HOTSET_INLINE f32x16 bf16_dot(f32x16 acc, const uint16_t* w, const uint16_t* a) {
   uint32_t pair;
   std::memcpy(&pair, a, 4);
   const float32x4_t first = bf16_first(vdupq_n_u32(pair)), second = bf16_second(vdupq_n_u32(pair));
@@ -175,13 +172,13 @@ HOTSET_SIMD f32x16 bf16_dot(f32x16 acc, const uint16_t* w, const uint16_t* a) {
 }
 
 // Sum and maximum of the lanes, in one fixed tree: halves, quarters, ...
-HOTSET_SIMD float f32_sum_lanes(f32x16 a) {
+HOTSET_INLINE float f32_sum_lanes(f32x16 a) {
   const float32x4_t lo = vaddq_f32(a.v[0], a.v[2]), hi = vaddq_f32(a.v[1], a.v[3]);
   const float32x4_t quarter = vaddq_f32(lo, hi);
   const float32x2_t eighth = vadd_f32(vget_low_f32(quarter), vget_high_f32(quarter));
   return vget_lane_f32(eighth, 0) + vget_lane_f32(eighth, 1);
 }
-HOTSET_SIMD float f32_max_lanes(f32x16 a) {
+HOTSET_INLINE float f32_max_lanes(f32x16 a) {
   const float32x4_t lo = max_quarter(a.v[2], a.v[0]), hi = max_quarter(a.v[3], a.v[1]);
   float q[4];
   vst1q_f32(q, max_quarter(hi, lo));

@@ -28,8 +28,8 @@ OP_KINDS = (
 _EXPECTED = (len(OP_KINDS), NUM_ACT_KINDS, len(CACHE_KIND))
 if _native.KIND_COUNTS != _EXPECTED:
     raise InternalError(
-        f"the native module knows {_native.KIND_COUNTS} op, input and cache kinds, this package {_EXPECTED}: it was built "
-        "from other sources",
+        f"the native module was built from other sources: it knows {_native.KIND_COUNTS} kinds of op, input and cache, "
+        f"this package {_EXPECTED}",
         "make build",
     )
 
