@@ -29,6 +29,7 @@ class Model:
     is_synthetic: bool
     new_tokens: int
     repeats: int
+    long_repeats: int  # how many of them measure the long context
 
     @property
     def path(self) -> Path:
@@ -44,6 +45,7 @@ def _smollm2(format_name: str) -> Model:
         is_synthetic=False,
         new_tokens=128,
         repeats=5,
+        long_repeats=3,
     )
 
 
@@ -56,6 +58,7 @@ def _synthetic(format_name: str) -> Model:
         is_synthetic=True,
         new_tokens=64,
         repeats=3,
+        long_repeats=1,
     )
 
 

@@ -124,13 +124,17 @@ def peak_item(worker: Worker, result: ModelResult, source: random.Random) -> Non
     result.add(worker.engine, "peak_rss_bytes", worker.peak_rss_bytes(), 0.0)
 
 
-def items_of(model: Model, plan: Plan) -> list[tuple[str, Item]]:
-    """Return the items of one repeat in order, with names for the log."""
+def items_of(model: Model, plan: Plan, repeat: int) -> list[tuple[str, Item]]:
+    """Return the items of one repeat in order, with names for the log.
+
+    The long context takes minutes on a model of billions of parameters: such a model has it in its first repeat only.
+    """
+    long = (f"prefill of {LONG_CONTEXT}, decode there", context_item(LONG_CONTEXT, model.new_tokens))
     return [
         ("load", load_item(model, plan.threads)),
         ("decode at 128", context_item(128, model.new_tokens)),
         ("prefill of 512", context_item(512, 0)),
-        (f"prefill of {LONG_CONTEXT}, decode there", context_item(LONG_CONTEXT, model.new_tokens)),
+        *([long] if repeat < model.long_repeats else []),
         ("peak memory", peak_item),
         ("eight sequences", batch_item(model.new_tokens)),
     ]
@@ -198,7 +202,7 @@ def measure_model(model: Model, plan: Plan, nonce: str) -> ModelResult:
         pool = Pool(result, plan)
         previous: Engine | None = None
         try:
-            for engine, name, item in turns(engines, items_of(model, plan), result.is_interleaved):
+            for engine, name, item in turns(engines, items_of(model, plan, repeat), result.is_interleaved):
                 if previous and not result.is_interleaved and previous is not engine:
                     pool.close(previous)
                 previous = engine
