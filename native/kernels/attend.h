@@ -16,13 +16,14 @@ inline void prefetch_row(const uint16_t* p) {
   __builtin_prefetch(p + 32, 0, 2);
 }
 
-// scores[r][key] for kScoreTiles tiles of keys, R packed query rows.
-template <bool kBf16, int R> inline void score_tiles(const void* packed, const uint16_t* k, int32_t dim, float* scores) {
-  f32x16 acc[R][kScoreTiles];
+// scores[r][key] for N tiles of keys, R packed query rows.
+template <bool kBf16, int R, int N>
+inline void score_tiles(const void* packed, const uint16_t* k, int32_t dim, float* scores) {
+  f32x16 acc[R][N];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int i = 0; i < kScoreTiles; ++i) acc[r][i] = f32_zero();
+    for (int i = 0; i < N; ++i) acc[r][i] = f32_zero();
   if constexpr (kBf16) {
     const uint16_t* q = static_cast<const uint16_t*>(packed);
     for (int32_t j = 0; j < dim; j += 2, k += 2 * kKeyGroup, q += 2 * R) {
@@ -30,56 +31,74 @@ template <bool kBf16, int R> inline void score_tiles(const void* packed, const u
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-        for (int i = 0; i < kScoreTiles; ++i) acc[r][i] = bf16_dot(acc[r][i], k + 32 * i, q + 2 * r);
+        for (int i = 0; i < N; ++i) acc[r][i] = bf16_dot(acc[r][i], k + 32 * i, q + 2 * r);
     }
   } else {
     const float* q = static_cast<const float*>(packed);
     for (int32_t j = 0; j < dim; ++j, k += kKeyGroup, q += R) {
       if (R <= kFewRows) prefetch_row(k + kAhead);
-      f32x16 key[kScoreTiles];
+      f32x16 key[N];
 #pragma GCC unroll 4
-      for (int i = 0; i < kScoreTiles; ++i) key[i] = f32_from_f16(k + 16 * i);
+      for (int i = 0; i < N; ++i) key[i] = f32_from_f16(k + 16 * i);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
         const f32x16 value = f32_splat(q[r]);
 #pragma GCC unroll 4
-        for (int i = 0; i < kScoreTiles; ++i) acc[r][i] = f32_fma(key[i], value, acc[r][i]);
+        for (int i = 0; i < N; ++i) acc[r][i] = f32_fma(key[i], value, acc[r][i]);
       }
     }
   }
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int i = 0; i < kScoreTiles; ++i) f32_store(scores + r * kBlockTokens + i * 16, acc[r][i]);
+    for (int i = 0; i < N; ++i) f32_store(scores + r * kBlockTokens + i * 16, acc[r][i]);
 }
 
-// All groups of keys that hold one of the first `keys`.
+// All tiles of keys that hold one of the first `keys`. Few rows read keys in the order they lie in memory; more rows
+// leave out what no row sees.
 template <bool kBf16, int R>
 void score_rows(const void* q, const uint16_t* k, int32_t dim, int keys, float* scores) {
-  for (int g = 0; g < keys; g += kKeyGroup)
-    for (int i = 0; i < kKeyGroup; i += 16 * kScoreTiles)
-      score_tiles<kBf16, R>(q, k + static_cast<int64_t>(g) * dim + (kBf16 ? 2 * i : i), dim, scores + g + i);
+  constexpr int kStep = 16 * kScoreTiles;
+  for (int i = 0; i < keys; i += kStep) {
+    const uint16_t* group = k + static_cast<int64_t>(i / kKeyGroup * kKeyGroup) * dim;
+    const int lane = i % kKeyGroup;
+    if (R > kFewRows && keys - i <= kStep / 2) {
+      for (int t = 0; t < keys - i; t += 16)
+        score_tiles<kBf16, R, 1>(q, group + (kBf16 ? 2 : 1) * (lane + t), dim, scores + i + t);
+    } else {
+      score_tiles<kBf16, R, kScoreTiles>(q, group + (kBf16 ? 2 : 1) * lane, dim, scores + i);
+    }
+  }
+}
+
+// Sixteen weights of a row, as floats in place of the scores or as BF16 over the front of them.
+template <bool kBf16> inline void store_weights(float* s, int tile, f32x16 e) {
+  if (kBf16) bf16_store(reinterpret_cast<uint16_t*>(s) + 16 * tile, e);
+  else f32_store(s + 16 * tile, e);
 }
 
 // Turns scores into weights exp(s - m) for the first `visible` keys and zero for the rest; returns m and l.
-inline void softmax_row(float* s, int visible, int tiles, float* m_out, float* l_out) {
-  f32x16 low = f32_splat(-INFINITY), top = low;
-  for (int i = 0; i < tiles; ++i) top = f32_max(top, f32_first(visible - 16 * i, f32_load(s + 16 * i), low));
-  float m = f32_max_lanes(top);
+template <bool kBf16> inline void softmax_row(float* s, int visible, int tiles, float* m_out, float* l_out) {
+  const int full = visible / 16, rest = visible % 16;
+  const f32x16 low = f32_splat(-INFINITY);
+  f32x16 top = rest ? f32_first(rest, f32_load(s + 16 * full), low) : low;
+  for (int i = 0; i < full; ++i) top = f32_max(top, f32_load(s + 16 * i));
+  const float m = f32_max_lanes(top);
   f32x16 shift = f32_splat(m), sum = f32_zero();
-  for (int i = 0; i < tiles; ++i) {
-    f32x16 e = f32_first(visible - 16 * i, exp16(f32_sub(f32_load(s + 16 * i), shift)), f32_zero());
-    f32_store(s + 16 * i, e);
+  int i = 0;
+  for (; i < full; ++i) {
+    const f32x16 e = exp16(f32_sub(f32_load(s + 16 * i), shift));
+    store_weights<kBf16>(s, i, e);
     sum = f32_add(sum, e);
   }
+  if (rest) {
+    const f32x16 e = f32_first(rest, exp16(f32_sub(f32_load(s + 16 * i), shift)), f32_zero());
+    store_weights<kBf16>(s, i++, e);
+    sum = f32_add(sum, e);
+  }
+  for (; i < tiles; ++i) store_weights<kBf16>(s, i, f32_zero());
   *m_out = m;
   *l_out = f32_sum_lanes(sum);
-}
-
-// A row's weights as BF16, over the floats they come from.
-inline void weights_to_bf16(float* row, int tiles) {
-  uint16_t* out = reinterpret_cast<uint16_t*>(row);
-  for (int i = 0; i < tiles; ++i) bf16_store(out + 16 * i, f32_load(row + 16 * i));
 }
 
 // o[r][c..c+16V) = sum over keys of p[r][key] v[key][c..]. `next` is what will be read after this block's values.
@@ -132,24 +151,28 @@ void value_rows(const float* p, const uint16_t* v, int32_t dim, int keys, const 
   for (; c < dim; c += 16) value_tile<kBf16, R, 1>(p, v + kStep * c, dim, keys, next + kStep * c, o + c);
 }
 
-// acc = merge(acc, part), both (m, l, o[dim]); a part without visible keys (l == 0) leaves acc as it is.
-void attend_merge(float* acc, const float* part, int32_t dim) {
-  if (part[1] == 0.0f) return;
+// acc = (m, l, o[dim]) merged with a part; a part without visible keys (l == 0) leaves acc as it is.
+inline void merge_part(float* acc, float m_part, float l_part, const float* o_part, int32_t dim) {
+  if (l_part == 0.0f) return;
   if (acc[1] == 0.0f) {
-    std::memcpy(acc, part, sizeof(float) * (dim + 2));
+    acc[0] = m_part, acc[1] = l_part;
+    for (int32_t i = 0; i < dim; i += 16) f32_store(acc + 2 + i, f32_load(o_part + i));
     return;
   }
-  float m = acc[0] > part[0] ? acc[0] : part[0];
-  alignas(64) float e[16] = {acc[0] - m, part[0] - m};
+  float m = acc[0] > m_part ? acc[0] : m_part;
+  alignas(64) float e[16] = {acc[0] - m, m_part - m};
   f32_store(e, exp16(f32_load(e)));
   f32x16 ea = f32_splat(e[0]), eb = f32_splat(e[1]);
   acc[0] = m;
-  acc[1] = acc[1] * e[0] + part[1] * e[1];
+  acc[1] = acc[1] * e[0] + l_part * e[1];
   for (int32_t i = 0; i < dim; i += 16) {
-    f32x16 b = f32_mul(f32_load(part + 2 + i), eb);
+    f32x16 b = f32_mul(f32_load(o_part + i), eb);
     f32_store(acc + 2 + i, f32_fma(f32_load(acc + 2 + i), ea, b));
   }
 }
+
+// acc = merge(acc, part), both (m, l, o[dim]).
+void attend_merge(float* acc, const float* part, int32_t dim) { merge_part(acc, part[0], part[1], part + 2, dim); }
 
 void attend_finish(const float* acc, int32_t dim, float* out) {
   f32x16 inverse = f32_splat(1.0f / acc[1]);
@@ -169,7 +192,7 @@ template <bool kBf16> inline void pack_queries(const float* const* q, int rows, 
         if (kBf16) {
           bf16_store(rounded, scaled);
           uint16_t* pairs = reinterpret_cast<uint16_t*>(group) + j * size + 2 * r;
-          for (int i = 0; i < 16; ++i) pairs[i / 2 * 2 * size + i % 2] = rounded[i];
+          for (int i = 0; i < 8; ++i) std::memcpy(pairs + i * 2 * size, rounded + 2 * i, 4);
         } else {
           alignas(64) float lanes[16];
           f32_store(lanes, scaled);
@@ -202,7 +225,6 @@ template <bool kBf16> void attend_rows(const AttendArgs& a) {
   const int64_t ld = dim + 2;
   pack_queries<kBf16>(a.q, a.rows, dim, a.scale, s.q);
   for (int r = 0; r < a.rows; ++r) s.total[r * ld + 1] = 0.0f;
-  float part[2 + kMaxHeadDim];
   int64_t longest = 0;
   for (int r = 0; r < a.rows; ++r) longest = a.visible[r] > longest ? a.visible[r] : longest;
   const int32_t last_block = static_cast<int32_t>((longest + kBlockTokens - 1) / kBlockTokens);
@@ -229,16 +251,12 @@ template <bool kBf16> void attend_rows(const AttendArgs& a) {
           int64_t seen = a.visible[r0 + r] - start;
           ml[r][1] = 0.0f;
           float* row = s.scores + (r0 + r) * kBlockTokens;
-          if (seen > 0) softmax_row(row, seen < kBlockTokens ? static_cast<int>(seen) : kBlockTokens, tiles, &ml[r][0], &ml[r][1]);
+          const int visible = seen < kBlockTokens ? static_cast<int>(seen) : kBlockTokens;
+          if (seen > 0) softmax_row<kBf16>(row, visible, tiles, &ml[r][0], &ml[r][1]);
           else std::memset(row, 0, sizeof(float) * tiles * 16);
-          if (kBf16) weights_to_bf16(row, tiles);
         }
         value_exact<kBf16, kAttendRows>(size, s.scores + r0 * kBlockTokens, v, dim, keys, next, s.values);
-        for (int r = 0; r < size; ++r) {
-          part[0] = ml[r][0], part[1] = ml[r][1];
-          std::memcpy(part + 2, s.values + r * dim, sizeof(float) * dim);
-          attend_merge(s.span + (r0 + r) * ld, part, dim);
-        }
+        for (int r = 0; r < size; ++r) merge_part(s.span + (r0 + r) * ld, ml[r][0], ml[r][1], s.values + r * dim, dim);
       }
     }
     for (int r = 0; r < a.rows; ++r) attend_merge(s.total + r * ld, s.span + r * ld, dim);

@@ -272,23 +272,34 @@ void group_gated(const LinearArgs& a, const uint8_t* gate, int64_t first, float*
   }
 }
 
-// All tiles times all tokens. A gated product has its gate and up tiles in turn: gate 0, up 0, gate 1, ...
-template <int32_t kFormat, bool kGated> void linear(const LinearArgs& a) {
-  for (int64_t tile = 0; tile < a.num_tiles; ++tile) {
+// Bytes of packed weights that stay in the second cache while all tokens pass by.
+constexpr int64_t kResidentBytes = 512 << 10;
+
+// Tiles [begin, end) times the group of S tokens at `first`. A gated product has its gate and up tiles in turn: gate 0,
+// up 0, gate 1, ...
+template <int32_t kFormat, bool kGated, int S>
+HOTSET_INLINE void tiles_group(const LinearArgs& a, int64_t begin, int64_t end, int64_t first) {
+  for (int64_t tile = begin; tile < end; ++tile) {
     const uint8_t* w = a.tiles + tile * a.tile_stride;
     float* y = a.y + tile * kTileRows;
+    if constexpr (kGated) group_gated<kFormat, S>(a, w, first, y); else group_linear<kFormat, S>(a, w, first, y);
+  }
+}
+
+// All tiles times all tokens. Many tokens' rows are larger than the tiles of a matrix and their results lie far apart,
+// so the tokens of one group stay in the first cache and the tiles come by from the second, not the other way round.
+template <int32_t kFormat, bool kGated> void linear(const LinearArgs& a) {
+  const int64_t resident = a.tile_stride < kResidentBytes ? kResidentBytes / a.tile_stride : 1;
+  for (int64_t begin = 0; begin < a.num_tiles; begin += resident) {
+    const int64_t end = begin + resident < a.num_tiles ? begin + resident : a.num_tiles;
     for (int64_t t = 0; t < a.n;) {
-      int size = group_size(a.n - t);
-      auto run = [&](auto group) {
-        constexpr int S = decltype(group)::value;
-        if constexpr (kGated) group_gated<kFormat, S>(a, w, t, y); else group_linear<kFormat, S>(a, w, t, y);
-      };
+      const int size = group_size(a.n - t);
       switch (size) {
-        case 16: run(std::integral_constant<int, 16>{}); break;
-        case 8: run(std::integral_constant<int, 8>{}); break;
-        case 4: run(std::integral_constant<int, 4>{}); break;
-        case 2: run(std::integral_constant<int, 2>{}); break;
-        default: run(std::integral_constant<int, 1>{});
+        case 16: tiles_group<kFormat, kGated, 16>(a, begin, end, t); break;
+        case 8: tiles_group<kFormat, kGated, 8>(a, begin, end, t); break;
+        case 4: tiles_group<kFormat, kGated, 4>(a, begin, end, t); break;
+        case 2: tiles_group<kFormat, kGated, 2>(a, begin, end, t); break;
+        default: tiles_group<kFormat, kGated, 1>(a, begin, end, t);
       }
       t += size;
     }

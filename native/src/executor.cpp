@@ -67,6 +67,9 @@ void Executor::step(const int32_t* tokens, int64_t num_tokens, const std::vector
     }
   }
   plan_attention();
+  if (!step_.few) {
+    for (std::atomic<int64_t>& claimed : claimed_) claimed.store(0, std::memory_order_relaxed);
+  }
   team_.run([this](int thread) { run_ops(thread); });
 }
 
@@ -134,6 +137,30 @@ void Executor::plan_attention() {
     seen += unit_cost_[i];
   }
   while (thread < team_.size()) unit_start_[++thread] = static_cast<int64_t>(units_.size());
+}
+
+// Calls work(owner, begin, end) on pieces of the threads' shares, range(owner), of an op that costs the same wherever it
+// runs: a thread takes its own share first and then from those that are behind, so a thread that the system stopped
+// does not hold up the step with all of its share. In a step of few tokens every thread keeps to its share: taking
+// turns would cost more than it saves.
+template <class Range, class Work> void Executor::claim(const OpSpec& op, int thread, Range range, Work work) {
+  if (step_.few) {
+    const auto [begin, end] = range(thread);
+    if (begin < end) work(thread, begin, end);
+    return;
+  }
+  std::atomic<int64_t>* claimed = &claimed_[(&op - spec_.ops.data()) * team_.size()];
+  for (int i = 0; i < team_.size(); ++i) {
+    const int owner = (thread + i) % team_.size();
+    const auto [begin, end] = range(owner);
+    int64_t at = claimed[owner].load(std::memory_order_relaxed);
+    while (begin + at < end) {
+      const int64_t next = at + (end - begin - at + 2) / 3;
+      if (!claimed[owner].compare_exchange_weak(at, next, std::memory_order_relaxed)) continue;
+      work(owner, begin + at, begin + next);
+      at = claimed[owner].load(std::memory_order_relaxed);
+    }
+  }
 }
 
 void Executor::run_ops(int thread) {
@@ -242,18 +269,20 @@ void Executor::run_pack(const OpSpec& op, int thread) {
 void Executor::run_linear(const OpSpec& op, int thread) {
   const WeightSpec& spec = spec_.weights[op.weight];
   const Weight& w = weights_[op.weight];
-  auto [begin, end] = share(w.num_tiles, thread);
   const Act act = packed(op.x, thread, spec.in_width);
   const int64_t n = rows_of(op.out);
-  if (begin == end || n == 0) return;
-  LinearArgs args{w.base[thread], w.tile_bytes, w.tile_stride, end - begin, spec.in_width, n, &act,
-                  row(op.out, 0, thread) + begin * kTileRows, lds_[op.out], op.add != 0};
-  (op.kind == kOpGated ? kernels_->gated : kernels_->linear)[spec.format](args);
-  if (step_.few) {
-    // What follows in the arena is the next matrix of the program: its first lines arrive while the team gathers.
-    const uint8_t* next = args.tiles + args.num_tiles * args.tile_stride;
-    for (int64_t i = 0; i < kNextMatrixBytes; i += 64) __builtin_prefetch(next + i, 0, 3);
-  }
+  if (n == 0) return;
+  claim(op, thread, [&](int owner) { return share(w.num_tiles, owner); }, [&](int owner, int64_t begin, int64_t end) {
+    const uint8_t* tiles = w.base[owner] + (begin - share(w.num_tiles, owner).first) * w.tile_stride;
+    LinearArgs args{tiles, w.tile_bytes, w.tile_stride, end - begin, spec.in_width, n, &act,
+                    row(op.out, 0, thread) + begin * kTileRows, lds_[op.out], op.add != 0};
+    (op.kind == kOpGated ? kernels_->gated : kernels_->linear)[spec.format](args);
+    if (step_.few) {
+      // What follows in the arena is the next matrix of the program: its first lines arrive while the team gathers.
+      const uint8_t* next = args.tiles + args.num_tiles * args.tile_stride;
+      for (int64_t i = 0; i < kNextMatrixBytes; i += 64) __builtin_prefetch(next + i, 0, 3);
+    }
+  });
 }
 
 void Executor::run_rope(const OpSpec& op, int thread) {
@@ -277,41 +306,45 @@ void Executor::run_store(const OpSpec& op, int thread) {
 }
 
 void Executor::run_attend(const OpSpec& op, int thread) {
-  const int32_t dim = op.head_dim;
-  const int64_t head_bytes = static_cast<int64_t>(kBlockTokens) * dim * 2;
   const int64_t rows_max = spec_.attend_rows, max_dim = spec_.attend_head_dim;
   float* base = reinterpret_cast<float*>(scratch_[thread].data() + (private_bytes_ + 63) / 64 * 64);
   AttendScratch scratch{base, base + rows_max * max_dim, nullptr, nullptr, nullptr};
   scratch.values = scratch.scores + rows_max * kBlockTokens;
   scratch.span = scratch.values + rows_max * max_dim;
   scratch.total = scratch.span + rows_max * (max_dim + 2);
+  const auto range = [&](int owner) { return std::pair<int64_t, int64_t>(unit_start_[owner], unit_start_[owner + 1]); };
+  claim(op, thread, range, [&](int, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) attend_unit(op, units_[i], scratch, thread);
+  });
+}
+
+void Executor::attend_unit(const OpSpec& op, const AttendUnit& u, const AttendScratch& scratch, int thread) {
+  const int32_t dim = op.head_dim;
+  const int64_t head_bytes = static_cast<int64_t>(kBlockTokens) * dim * 2;
   const float* q[kMaxAttendRows];
   int64_t visible[kMaxAttendRows];
-  for (int64_t i = unit_start_[thread]; i < unit_start_[thread + 1]; ++i) {
-    const AttendUnit& u = units_[i];
-    const Segment& seg = step_.segments[u.segment];
-    int32_t rows = 0;
-    for (int32_t t = 0; t < u.num_tokens; ++t) {
-      for (int32_t h = 0; h < u.num_heads; ++h, ++rows) {
-        q[rows] = row(op.x, seg.first + u.token + t, thread) + (u.head + h) * dim;
-        visible[rows] = seg.position + u.token + t + 1;
-      }
+  const Segment& seg = step_.segments[u.segment];
+  int32_t rows = 0;
+  for (int32_t t = 0; t < u.num_tokens; ++t) {
+    for (int32_t h = 0; h < u.num_heads; ++h, ++rows) {
+      q[rows] = row(op.x, seg.first + u.token + t, thread) + (u.head + h) * dim;
+      visible[rows] = seg.position + u.token + t + 1;
     }
-    int64_t key_offset = op.cache_offset + u.kv_head * 2 * head_bytes;  // a head's keys, then its values
-    AttendArgs args{q, visible, rows, dim, op.value, u.span, u.num_spans, cache_.data(), seg.blocks, spec_.block_bytes,
-                    key_offset, key_offset + head_bytes, &scratch};
-    kernels_->attend_rows[op.cache_kind](args);
-    const int64_t spans = (seg.position + seg.count + kSpanTokens - 1) / kSpanTokens;
-    rows = 0;
-    for (int32_t t = 0; t < u.num_tokens; ++t) {
-      for (int32_t h = 0; h < u.num_heads; ++h, ++rows) {
-        const float* total = scratch.total + rows * (dim + 2);
-        if (u.partial < 0) {
-          kernels_->attend_finish(total, dim, row(op.out, seg.first + u.token + t, thread) + (u.head + h) * dim);
-        } else {
-          int64_t at = ((static_cast<int64_t>(u.token) + t) * op.num_heads + u.head + h) * spans + u.span;
-          std::memcpy(reinterpret_cast<float*>(partials_.data()) + u.partial + at * (dim + 2), total, sizeof(float) * (dim + 2));
-        }
+  }
+  int64_t key_offset = op.cache_offset + u.kv_head * 2 * head_bytes;  // a head's keys, then its values
+  AttendArgs args{q, visible, rows, dim, op.value, u.span, u.num_spans, cache_.data(), seg.blocks, spec_.block_bytes,
+                  key_offset, key_offset + head_bytes, &scratch};
+  kernels_->attend_rows[op.cache_kind](args);
+  const int64_t spans = (seg.position + seg.count + kSpanTokens - 1) / kSpanTokens;
+  rows = 0;
+  for (int32_t t = 0; t < u.num_tokens; ++t) {
+    for (int32_t h = 0; h < u.num_heads; ++h, ++rows) {
+      const float* total = scratch.total + rows * (dim + 2);
+      if (u.partial < 0) {
+        kernels_->attend_finish(total, dim, row(op.out, seg.first + u.token + t, thread) + (u.head + h) * dim);
+      } else {
+        int64_t at = ((static_cast<int64_t>(u.token) + t) * op.num_heads + u.head + h) * spans + u.span;
+        std::memcpy(reinterpret_cast<float*>(partials_.data()) + u.partial + at * (dim + 2), total, sizeof(float) * (dim + 2));
       }
     }
   }

@@ -1,6 +1,7 @@
 // Runs a lowered program on a team of threads: no lock, no allocation and no Python inside a step.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -117,6 +118,7 @@ class Executor {
   void run_pack(const OpSpec& op, int thread);
   void run_linear(const OpSpec& op, int thread);
   void run_attend(const OpSpec& op, int thread);
+  void attend_unit(const OpSpec& op, const AttendUnit& u, const AttendScratch& scratch, int thread);
   void run_attend_merge(const OpSpec& op, int thread);
   void run_rope(const OpSpec& op, int thread);
   void run_store(const OpSpec& op, int thread);
@@ -129,6 +131,7 @@ class Executor {
     return {count * thread / team_.size(), count * (thread + 1) / team_.size()};
   }
   const uint8_t* tile(const Weight& w, int64_t index) const;
+  template <class Range, class Work> void claim(const OpSpec& op, int thread, Range range, Work work);
 
   ExecutorSpec spec_;
   const KernelTable* kernels_;
@@ -146,6 +149,7 @@ class Executor {
   std::vector<int32_t> segment_of_;     // per token
   std::vector<AttendUnit> units_;
   std::vector<int64_t> unit_start_;     // per thread
+  std::vector<std::atomic<int64_t>> claimed_;  // per op and thread: items of that thread's share that are taken
   std::vector<double> unit_cost_;
   std::vector<int32_t> partial_tokens_; // tokens whose spans were split
   std::vector<int64_t> partial_base_;   // per such token: floats into partials

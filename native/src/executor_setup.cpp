@@ -28,6 +28,7 @@ Executor::Executor(std::vector<int> cpus, const std::string& isa, ExecutorSpec s
   if (kernels_ == nullptr) throw std::runtime_error("no kernel set " + isa + " on this machine");
   place_weights();
   place_buffers();
+  claimed_ = std::vector<std::atomic<int64_t>>(spec_.ops.size() * team_.size());
   positions_.resize(spec_.max_tokens);
   segment_of_.resize(spec_.max_tokens);
   units_.reserve(1024);

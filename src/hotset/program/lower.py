@@ -298,7 +298,8 @@ def _accesses(low: Lowered, op: NativeOp, few: bool) -> list[tuple[object, bool,
         case "select":
             return [(slot(op.x), False, ANY), (slot(op.out), True, rows(op.out))]
         case "linear" | "gated":
-            columns = ("columns", low.weights[op.weight].out_width, op.out)
+            # With many tokens, a thread that is done takes columns of those that are not.
+            columns = ("columns", low.weights[op.weight].out_width, op.out) if few else ANY
             return [(slot(op.x), False, whole(op.x)), (slot(op.out), True, columns)]
         case "rope":
             heads = ("heads", op.num_heads, op.x)
