@@ -8,7 +8,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 NATIVE := $(wildcard native/CMakeLists.txt native/src/* native/kernels/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-models test-kernels test-aarch64 lint docs bench-peers bench-kernels clean
+.PHONY: help build demo test test-oracles test-models test-kernels test-aarch64 lint docs bench-peers bench-kernels clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -33,6 +33,9 @@ demo: build  ## fetch SmolLM2-135M (98 MB), plan it, chat one answer, measure it
 
 test: build  ## the whole test suite: no network, no model
 	$(BIN)/python -m pytest
+
+test-oracles: build  ## families against transformers, live (needs .peers/oracle: see tests/golden/make_llama_golden.py)
+	$(BIN)/python -m pytest -s tests/oracles
 
 test-models: build  ## SmolLM2 against stored results of an independent implementation (fetches 98 MB)
 	$(BIN)/hotset pull smollm2-135m

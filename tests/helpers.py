@@ -37,7 +37,7 @@ from hotset.program.reference import ReferenceExecutor
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 
-FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
+FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K", "MXFP4")
 FLOAT_FORMATS = ("F32", "F16", "BF16")
 K_FORMATS = ("Q4_K", "Q6_K")
 CONTROL_TOKENS = ("<|im_start|>", "<|im_end|>")
@@ -347,9 +347,13 @@ def reference(d: Described, *, rounding: bool = True, context: int = 512, sequen
     """The reference executor over the same files."""
     weights = {key: d.checkpoint.array(info.name) for key, info in d.account.loaded.items()}
     blocks = sequences * num_blocks(context)
-    return ReferenceExecutor(
+    executor = ReferenceExecutor(
         d.spec, weights, d.formats, num_blocks=blocks, max_tokens=context, max_outputs=context, rounding=rounding
     )
+    # Its rows begin as NaN, the native ones as zeros, which prompts that start at a later position read.
+    for block in range(blocks):
+        executor.restore_block(block, np.zeros(executor.block_bytes, np.uint8))
+    return executor
 
 
 def run(

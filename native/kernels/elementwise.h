@@ -80,7 +80,8 @@ template <ActKind kKind> void pack_act_q8(const float* x, int64_t k, int64_t n, 
         sum *= scale;
         std::memcpy(terms, &sum, 4);
       } else {
-        *terms = (kKind == ActKind::kQ8Offset8 ? -8 : -128) * static_cast<int32_t>(sum);
+        constexpr int kOffset = kKind == ActKind::kQ8Offset8 ? 8 : kKind == ActKind::kQ8Offset12 ? kE2m1Offset : 128;
+        *terms = -kOffset * static_cast<int32_t>(sum);
       }
     }
   }

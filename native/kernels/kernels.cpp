@@ -1,6 +1,7 @@
 // One instruction set's kernels: compiled once per entry of HOTSET_ISAS with its own flags, in its own namespace.
 #include "table.h"
 
+#include <cfloat>
 #include <cmath>
 #include <cstring>
 #include <type_traits>
@@ -18,6 +19,8 @@ namespace hotset {
 namespace HOTSET_ISA {
 namespace {
 
+#include "numbers.h"
+
 #if defined(HOTSET_ISA_avx512)
 #include "simd_avx512.h"
 #elif defined(HOTSET_ISA_avx2)
@@ -30,6 +33,10 @@ namespace {
 #include "linear.h"
 #include "attend.h"
 #include "pack.h"
+#include "rows.h"
+#include "rowattend.h"
+#include "index.h"
+#include "hyper.h"
 #include "probe_kernels.h"
 
 }  // namespace
@@ -41,13 +48,13 @@ extern const KernelTable table;
 const KernelTable table = {
     HOTSET_STRING(HOTSET_ISA),
     {linear<kF32, false>, linear<kF16, false>, linear<kBF16, false>, linear<kQ8_0, false>, linear<kQ4_0, false>,
-     linear<kQ4_1, false>, linear<kQ4_K, false>, linear<kQ6_K, false>},
+     linear<kQ4_1, false>, linear<kQ4_K, false>, linear<kQ6_K, false>, linear<kFP8, false>, linear<kMXFP4, false>},
     {linear<kF32, true>, linear<kF16, true>, linear<kBF16, true>, linear<kQ8_0, true>, linear<kQ4_0, true>,
-     linear<kQ4_1, true>, linear<kQ4_K, true>, linear<kQ6_K, true>},
+     linear<kQ4_1, true>, linear<kQ4_K, true>, linear<kQ6_K, true>, linear<kFP8, true>, linear<kMXFP4, true>},
     pack_tile,
     unpack_row,
     {pack_act_f32, pack_act_bf16, pack_act_q8<ActKind::kQ8Offset8>, pack_act_q8<ActKind::kQ8Offset128>,
-     pack_act_q8<ActKind::kQ8Offset32>, pack_act_q8<ActKind::kQ8Sum>},
+     pack_act_q8<ActKind::kQ8Offset32>, pack_act_q8<ActKind::kQ8Sum>, pack_act_q8<ActKind::kQ8Offset12>},
     rms_norm,
     silu_mul,
     rope_head,
@@ -56,6 +63,20 @@ const KernelTable table = {
     attend_merge,
     attend_finish,
     kProbeKernels,
+    {encode_row<RowKind::kFP8>, encode_row<RowKind::kBF16>, encode_row<RowKind::kBF16Exact>},
+    {expand_tile<RowKind::kFP8>, expand_tile<RowKind::kBF16>, expand_tile<RowKind::kBF16Exact>},
+    pack_tile_queries,
+    attend_tile,
+    attend_finish_sink,
+    compress_pool,
+    head_norm,
+    hadamard,
+    store_index_row,
+    pack_index_query,
+    index_scores,
+    select_above,
+    hyper_mix,
+    hyper_merge,
 };
 
 }  // namespace HOTSET_ISA

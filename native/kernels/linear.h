@@ -222,6 +222,8 @@ HOTSET_INLINE void tile_bf16(const uint8_t* w, int64_t k, const Act& act, int64_
   for (int t = 0; t < NT; ++t) acc[t] = f32_add(acc[t], odd[t]);
 }
 
+#include "mx.h"
+
 // ---- dispatch over formats and group sizes -----------------------------------------------------------------
 
 template <int32_t kFormat, int NT, int S>
@@ -234,13 +236,20 @@ HOTSET_INLINE void tile_product(const uint8_t* w, int64_t k, const Act& act, int
   if constexpr (kFormat == kQ4_1) tile_q8<FormatQ4_1, NT, S>(w, k, act, first, slice, acc);
   if constexpr (kFormat == kQ4_K) tile_q8<FormatQ4_K, NT, S>(w, k, act, first, slice, acc);
   if constexpr (kFormat == kQ6_K) tile_q8<FormatQ6_K, NT, S>(w, k, act, first, slice, acc);
+  if constexpr (kFormat == kFP8) tile_fp8<NT, S>(w, k, act, first, slice, acc);
+  if constexpr (kFormat == kMXFP4) tile_q8<FormatMXFP4, NT, S>(w, k, act, first, slice, acc);
 }
 
-template <int32_t kFormat> constexpr bool is_float_format = kFormat == kF32 || kFormat == kF16 || kFormat == kBF16;
+template <int32_t kFormat> constexpr bool is_float_format = kFormat == kF32 || kFormat == kF16 || kFormat == kBF16 || kFormat == kFP8;
 template <int32_t kFormat, int S>
 constexpr int slice_tokens = S < (is_float_format<kFormat> ? kMaxTokensFloat : kMaxTokens)
                                  ? S
                                  : (is_float_format<kFormat> ? kMaxTokensFloat : kMaxTokens);
+
+// Token t's row of y.
+HOTSET_INLINE float* output_row(const LinearArgs& a, int64_t t, float* y) {
+  return y + (a.rows != nullptr ? a.rows[t] : t) * a.ld;
+}
 
 // One weight tile and the group of S tokens at `first`, into rows of y.
 template <int32_t kFormat, int S>
@@ -251,7 +260,7 @@ void group_linear(const LinearArgs& a, const uint8_t* w, int64_t first, float* y
     tile_product<kFormat, NT, S>(w, a.k, *a.act, first, slice, acc);
 #pragma GCC unroll 16
     for (int t = 0; t < NT; ++t) {
-      float* row = y + (first + slice + t) * a.ld;
+      float* row = output_row(a, first + slice + t, y);
       f32_store(row, a.add ? f32_add(f32_load(row), acc[t]) : acc[t]);
     }
   }
@@ -265,10 +274,13 @@ void group_gated(const LinearArgs& a, const uint8_t* gate, int64_t first, float*
     alignas(64) float g[NT][16];
     tile_product<kFormat, NT, S>(gate, a.k, *a.act, first, slice, acc);
 #pragma GCC unroll 16
-    for (int t = 0; t < NT; ++t) f32_store(g[t], silu16(acc[t]));
+    for (int t = 0; t < NT; ++t) f32_store(g[t], silu16(a.limit > 0 ? f32_min(acc[t], f32_splat(a.limit)) : acc[t]));
     tile_product<kFormat, NT, S>(gate + a.tile_bytes, a.k, *a.act, first, slice, acc);
 #pragma GCC unroll 16
-    for (int t = 0; t < NT; ++t) f32_store(y + (first + slice + t) * a.ld, f32_mul(f32_load(g[t]), acc[t]));
+    for (int t = 0; t < NT; ++t) {
+      if (a.limit > 0) acc[t] = f32_min(f32_max(acc[t], f32_splat(-a.limit)), f32_splat(a.limit));
+      f32_store(output_row(a, first + slice + t, y), f32_mul(f32_load(g[t]), acc[t]));
+    }
   }
 }
 

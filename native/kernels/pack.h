@@ -55,7 +55,9 @@ inline void pack_block(int32_t format, const RowPointers& in, int64_t at, uint8_
   }
 }
 
-void pack_tile(int32_t format, const uint8_t* const* rows, int64_t k, uint8_t* tile) {
+void pack_tile(int32_t format, const uint8_t* const* rows, const uint8_t* const* scales, int64_t k, uint8_t* tile) {
+  if (format == kFP8) return pack_fp8(rows, scales, k, tile);
+  if (format == kMXFP4) return pack_mxfp4(rows, scales, k, tile);
   static const uint8_t kZeros[1 << 12] = {};
   const FormatInfo& info = format_info(format);
   RowPointers in;
@@ -120,6 +122,8 @@ inline void unpack_q6_k(const uint8_t* p, int row, float* y) {
 
 // Row `row` of a tile as k floats.
 void unpack_row(int32_t format, const uint8_t* tile, int row, int64_t k, float* y) {
+  if (format == kFP8) return unpack_fp8_row(tile, row, k, y);
+  if (format == kMXFP4) return unpack_mxfp4_row(tile, row, k, y);
   const FormatInfo& info = format_info(format);
   if (format == kF32 || format == kF16 || format == kBF16) {
     for (int64_t j = 0; j < k; ++j) {

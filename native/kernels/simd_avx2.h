@@ -14,11 +14,14 @@ constexpr int kMaxTokensFloat = 4;   // tokens per pass of a float product (two 
 constexpr int kAttendRows = 2;       // query rows per pass over keys or values
 constexpr int kScoreTiles = 2;       // tiles of sixteen keys per pass
 constexpr int kValueTiles = 2;       // vectors of sixteen channels per pass
+constexpr int kQueryRows = 2;        // query rows per pass over a tile of rows
+constexpr int kQueryTiles = 2;       // vectors of keys or channels per such pass
 constexpr bool kHasBf16Dot = false;
 
 struct f32x16 { __m256 lo, hi; };
 struct i32x16 { __m256i lo, hi; };
 struct u8x64 { __m256i lo, hi; };  // sixteen rows, four consecutive inputs each
+struct bf16x32 { __m256i lo, hi; };  // sixteen rows, a pair each
 
 inline __m256i load_bits(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 inline __m128i load_half(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
@@ -55,6 +58,11 @@ inline f32x16 f32_scale2(f32x16 a, f32x16 n) { return {scale2_half(a.lo, n.lo), 
 inline f32x16 f32_zero_below(f32x16 value, f32x16 a, f32x16 limit) {
   return {_mm256_and_ps(_mm256_cmp_ps(a.lo, limit.lo, _CMP_GE_OQ), value.lo),
           _mm256_and_ps(_mm256_cmp_ps(a.hi, limit.hi, _CMP_GE_OQ), value.hi)};
+}
+// Bit i is set where lane i of a is not below the limit; a NaN is.
+inline uint32_t f32_lanes_from(f32x16 a, f32x16 limit) {
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a.lo, limit.lo, _CMP_GE_OQ)) |
+                               _mm256_movemask_ps(_mm256_cmp_ps(a.hi, limit.hi, _CMP_GE_OQ)) << 8);
 }
 // First n lanes of a, the others from b.
 inline f32x16 f32_first(int n, f32x16 a, f32x16 b) {
@@ -100,6 +108,8 @@ inline i32x16 i32_from_i8(const int8_t* p) {
   __m128i bytes = load_half(p);
   return {_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))};
 }
+inline i32x16 i32_max(i32x16 a, i32x16 b) { return {_mm256_max_epi32(a.lo, b.lo), _mm256_max_epi32(a.hi, b.hi)}; }
+inline f32x16 f32_from_bits(i32x16 a) { return {_mm256_castsi256_ps(a.lo), _mm256_castsi256_ps(a.hi)}; }
 inline i32x16 i32_and(i32x16 a, int32_t mask) {
   __m256i m = _mm256_set1_epi32(mask);
   return {_mm256_and_si256(a.lo, m), _mm256_and_si256(a.hi, m)};
@@ -140,6 +150,16 @@ template <int kBits> inline u8x64 u8_shl(u8x64 a) {
   return {_mm256_slli_epi16(a.lo, kBits), _mm256_slli_epi16(a.hi, kBits)};
 }
 
+// The unsigned e2m1 numbers (kE2m1Unsigned) of low and of high nibbles.
+inline __m256i e2m1_half(__m256i index) {
+  const __m256i table = _mm256_broadcastsi128_si256(load_half(kE2m1Unsigned.entries));
+  return _mm256_shuffle_epi8(table, _mm256_and_si256(index, _mm256_set1_epi8(15)));
+}
+inline u8x64 u8_e2m1_low(u8x64 a) { return {e2m1_half(a.lo), e2m1_half(a.hi)}; }
+inline u8x64 u8_e2m1_high(u8x64 a) {
+  return {e2m1_half(_mm256_srli_epi16(a.lo, 4)), e2m1_half(_mm256_srli_epi16(a.hi, 4))};
+}
+
 // vpmaddubsw adds two products of bytes and saturates at 16 bits: safe while 2 * kMaxWeight * 127 fits. Wider
 // weights go through 16-bit lanes, even and odd bytes apart.
 template <int kMaxWeight> inline __m256i dot_half(__m256i acc, __m256i w, __m256i a) {
@@ -169,12 +189,78 @@ inline __m256 bf16_dot_half(__m256 acc, __m256i w, __m256i a) {
   acc = _mm256_fmadd_ps(bf16_first(w), bf16_first(a), acc);
   return _mm256_fmadd_ps(bf16_second(w), bf16_second(a), acc);
 }
+inline bf16x32 bf16_load(const uint16_t* p) { return {load_bits(p), load_bits(p + 16)}; }
 // acc[row] += w[row][0] * a[0], then w[row][1] * a[1], for pairs of BF16.
-inline f32x16 bf16_dot(f32x16 acc, const uint16_t* w, const uint16_t* a) {
+inline f32x16 bf16_dot(f32x16 acc, bf16x32 w, const uint16_t* a) {
   int32_t pair;
   std::memcpy(&pair, a, 4);
   __m256i splat = _mm256_set1_epi32(pair);
-  return {bf16_dot_half(acc.lo, load_bits(w), splat), bf16_dot_half(acc.hi, load_bits(w + 16), splat)};
+  return {bf16_dot_half(acc.lo, w.lo, splat), bf16_dot_half(acc.hi, w.hi, splat)};
+}
+inline f32x16 bf16_dot(f32x16 acc, const uint16_t* w, const uint16_t* a) { return bf16_dot(acc, bf16_load(w), a); }
+
+inline __m256i lookup16(const uint8_t* table, __m256i index) {  // 0 where bit 7 of the index is set
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load_half(table)), index);
+}
+// BF16 numbers of e4m3 bytes: of every sixteen, eight go to `first` and eight to `second`.
+inline void bf16_from_e4m3(__m256i x, __m256i& first, __m256i& second) {
+  const __m256i magnitude = _mm256_and_si256(x, _mm256_set1_epi8(0x7f));
+  const __m256i nan = _mm256_cmpeq_epi8(magnitude, _mm256_set1_epi8(0x7f));
+  const __m256i subnormal = _mm256_add_epi8(magnitude, _mm256_set1_epi8(0x78));  // bit 7 is set for all others
+  const __m256i top = _mm256_and_si256(_mm256_srli_epi16(x, 4), _mm256_set1_epi8(15));
+  __m256i low = _mm256_and_si256(_mm256_slli_epi16(x, 4), _mm256_set1_epi8(static_cast<char>(0xf0)));
+  low = _mm256_or_si256(_mm256_add_epi8(low, lookup16(kE4m3Lookups.low_fix, subnormal)), nan);
+  __m256i high = lookup16(kE4m3Lookups.high, top);
+  high = _mm256_or_si256(_mm256_add_epi8(high, lookup16(kE4m3Lookups.high_fix, subnormal)), nan);
+  first = _mm256_unpacklo_epi8(low, high), second = _mm256_unpackhi_epi8(low, high);
+}
+inline void bf16_from_e4m3(u8x64 x, bf16x32& first, bf16x32& second) {
+  bf16_from_e4m3(x.lo, first.lo, second.lo);
+  bf16_from_e4m3(x.hi, first.hi, second.hi);
+}
+
+// 64 e4m3 bytes as BF16 times 2^exponent, in their order.
+inline void bf16_expand_e4m3(const uint8_t* p, int exponent, uint16_t* out) {
+  const __m256i step = _mm256_set1_epi16(static_cast<int16_t>(exponent * 128)), magnitude = _mm256_set1_epi16(0x7fff);
+  for (int i = 0; i < 64; i += 32) {
+    __m256i half[2];
+    bf16_from_e4m3(_mm256_permute4x64_epi64(load_bits(p + i), 0b11011000), half[0], half[1]);
+    for (int j = 0; j < 2; ++j) {
+      const __m256i is_zero = _mm256_cmpeq_epi16(_mm256_and_si256(half[j], magnitude), _mm256_setzero_si256());
+      const __m256i scaled = _mm256_add_epi16(half[j], _mm256_andnot_si256(is_zero, step));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i + 16 * j), scaled);
+    }
+  }
+}
+
+inline void u32_transpose8(const uint32_t* const* rows, int64_t at, uint32_t* out, int64_t ld) {
+  __m256i a[8], b[8];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) a[i] = load_bits(rows[i] + at);
+#pragma GCC unroll 4
+  for (int i = 0; i < 8; i += 2) {
+    b[i] = _mm256_unpacklo_epi32(a[i], a[i + 1]);
+    b[i + 1] = _mm256_unpackhi_epi32(a[i], a[i + 1]);
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {
+#pragma GCC unroll 2
+    for (int j = 0; j < 2; ++j) {
+      a[i + 2 * j] = _mm256_unpacklo_epi64(b[i + j], b[i + j + 2]);
+      a[i + 2 * j + 1] = _mm256_unpackhi_epi64(b[i + j], b[i + j + 2]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; ++c) {
+    const auto place = [&](int row) { return reinterpret_cast<__m256i*>(out + row * ld); };
+    _mm256_storeu_si256(place(c), _mm256_permute2x128_si256(a[c], a[4 + c], 0x20));
+    _mm256_storeu_si256(place(c + 4), _mm256_permute2x128_si256(a[c], a[4 + c], 0x31));
+  }
+}
+// out[i][r] = rows[r][i] for sixteen rows of sixteen words; `ld` words from one row of out to the next.
+inline void u32_transpose16(const uint32_t* const* rows, uint32_t* out, int64_t ld) {
+  for (int r = 0; r < 16; r += 8)
+    for (int i = 0; i < 16; i += 8) u32_transpose8(rows + r, i, out + i * ld + r, ld);
 }
 
 // Sum and maximum of the lanes, in one fixed tree: halves, quarters, ...

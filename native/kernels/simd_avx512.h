@@ -13,11 +13,14 @@ constexpr int kMaxTokensFloat = 8;   // tokens per pass of a float product (two 
 constexpr int kAttendRows = 6;       // query rows per pass over keys or values
 constexpr int kScoreTiles = 4;       // tiles of sixteen keys per pass
 constexpr int kValueTiles = 4;       // vectors of sixteen channels per pass
+constexpr int kQueryRows = 8;        // query rows per pass over a tile of rows
+constexpr int kQueryTiles = 2;       // vectors of keys or channels per such pass
 constexpr bool kHasBf16Dot = true;
 
 struct f32x16 { __m512 v; };
 struct i32x16 { __m512i v; };
 struct u8x64 { __m512i v; };  // sixteen rows, four consecutive inputs each
+struct bf16x32 { __m512i v; };  // sixteen rows, a pair each
 
 inline f32x16 f32_zero() { return {_mm512_setzero_ps()}; }
 inline f32x16 f32_splat(float x) { return {_mm512_set1_ps(x)}; }
@@ -43,6 +46,8 @@ inline f32x16 f32_scale2(f32x16 a, f32x16 n) {
 inline f32x16 f32_zero_below(f32x16 value, f32x16 a, f32x16 limit) {
   return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, limit.v, _CMP_GE_OQ), value.v)};
 }
+// Bit i is set where lane i of a is not below the limit; a NaN is.
+inline uint32_t f32_lanes_from(f32x16 a, f32x16 limit) { return _mm512_cmp_ps_mask(a.v, limit.v, _CMP_GE_OQ); }
 // First n lanes of a, the others from b.
 inline f32x16 f32_first(int n, f32x16 a, f32x16 b) {
   __mmask16 mask = n >= 16 ? 0xffff : static_cast<__mmask16>((1u << (n < 0 ? 0 : n)) - 1);
@@ -67,6 +72,8 @@ inline i32x16 i32_from_u8(const uint8_t* p) {
 inline i32x16 i32_from_i8(const int8_t* p) {
   return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
+inline i32x16 i32_max(i32x16 a, i32x16 b) { return {_mm512_max_epi32(a.v, b.v)}; }
+inline f32x16 f32_from_bits(i32x16 a) { return {_mm512_castsi512_ps(a.v)}; }
 inline i32x16 i32_and(i32x16 a, int32_t mask) { return {_mm512_and_si512(a.v, _mm512_set1_epi32(mask))}; }
 inline i32x16 i32_or(i32x16 a, i32x16 b) { return {_mm512_or_si512(a.v, b.v)}; }
 template <int kBits> inline i32x16 i32_shr(i32x16 a) { return {_mm512_srli_epi32(a.v, kBits)}; }
@@ -84,6 +91,14 @@ inline u8x64 u8_or(u8x64 a, u8x64 b) { return {_mm512_or_si512(a.v, b.v)}; }
 template <int kBits> inline u8x64 u8_shr(u8x64 a) { return {_mm512_srli_epi16(a.v, kBits)}; }
 template <int kBits> inline u8x64 u8_shl(u8x64 a) { return {_mm512_slli_epi16(a.v, kBits)}; }
 
+// The unsigned e2m1 numbers (kE2m1Unsigned) of low and of high nibbles. The table of 64 repeats, so that other bits of
+// an index do not matter.
+inline u8x64 u8_e2m1(__m512i index) {
+  return {_mm512_permutexvar_epi8(index, _mm512_load_si512(kE2m1Unsigned.entries))};
+}
+inline u8x64 u8_e2m1_low(u8x64 a) { return u8_e2m1(a.v); }
+inline u8x64 u8_e2m1_high(u8x64 a) { return u8_e2m1(_mm512_srli_epi16(a.v, 4)); }
+
 // acc[row] += sum of w[row][j] * a[j] for four unsigned weights and four signed activations. kMaxWeight bounds
 // the weights (needed where the product saturates at 16 bits).
 template <int kMaxWeight> inline i32x16 i32_dot(i32x16 acc, u8x64 w, const int8_t* a) {
@@ -92,12 +107,67 @@ template <int kMaxWeight> inline i32x16 i32_dot(i32x16 acc, u8x64 w, const int8_
   return {_mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(four))};
 }
 
+inline bf16x32 bf16_load(const uint16_t* p) { return {_mm512_loadu_si512(p)}; }
 // acc[row] += w[row][0] * a[0] + w[row][1] * a[1] for pairs of BF16.
-inline f32x16 bf16_dot(f32x16 acc, const uint16_t* w, const uint16_t* a) {
+inline f32x16 bf16_dot(f32x16 acc, bf16x32 w, const uint16_t* a) {
   int32_t pair;
   std::memcpy(&pair, a, 4);
-  return {_mm512_dpbf16_ps(acc.v, reinterpret_cast<__m512bh>(_mm512_loadu_si512(w)),
+  return {_mm512_dpbf16_ps(acc.v, reinterpret_cast<__m512bh>(w.v),
                            reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair)))};
+}
+inline f32x16 bf16_dot(f32x16 acc, const uint16_t* w, const uint16_t* a) { return bf16_dot(acc, bf16_load(w), a); }
+
+// BF16 numbers of e4m3 bytes: of every sixteen, eight go to `first` and eight to `second`.
+inline void bf16_from_e4m3(__m512i x, __m512i& first, __m512i& second) {
+  const auto table = [](const uint8_t* p) { return _mm512_load_si512(p); };
+  const __m512i low = _mm512_permutex2var_epi8(table(kE4m3Bytes.low), x, table(kE4m3Bytes.low + 64));
+  const __m512i high = _mm512_permutex2var_epi8(table(kE4m3Bytes.high), x, table(kE4m3Bytes.high + 64));
+  // high | (x & sign)
+  const __m512i all = _mm512_ternarylogic_epi32(high, x, _mm512_set1_epi8(static_cast<char>(0x80)), 0xf8);
+  first = _mm512_unpacklo_epi8(low, all), second = _mm512_unpackhi_epi8(low, all);
+}
+inline void bf16_from_e4m3(u8x64 x, bf16x32& first, bf16x32& second) { bf16_from_e4m3(x.v, first.v, second.v); }
+
+// 64 e4m3 bytes as BF16 times 2^exponent, in their order.
+inline void bf16_expand_e4m3(const uint8_t* p, int exponent, uint16_t* out) {
+  const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), magnitude = _mm512_set1_epi16(0x7fff);
+  const __m512i step = _mm512_set1_epi16(static_cast<int16_t>(exponent * 128));
+  __m512i half[2];
+  bf16_from_e4m3(_mm512_permutexvar_epi64(order, _mm512_loadu_si512(p)), half[0], half[1]);
+  for (int i = 0; i < 2; ++i) {
+    const __mmask32 is_number = _mm512_test_epi16_mask(half[i], magnitude);
+    _mm512_storeu_si512(out + 32 * i, _mm512_mask_add_epi16(half[i], is_number, half[i], step));
+  }
+}
+
+// out[i][r] = rows[r][i] for sixteen rows of sixteen words; `ld` words from one row of out to the next.
+inline void u32_transpose16(const uint32_t* const* rows, uint32_t* out, int64_t ld) {
+  __m512i a[16], b[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(rows[i]);
+#pragma GCC unroll 8
+  for (int i = 0; i < 16; i += 2) {
+    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+    b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {
+#pragma GCC unroll 2
+    for (int j = 0; j < 2; ++j) {
+      a[i + 2 * j] = _mm512_unpacklo_epi64(b[i + j], b[i + j + 2]);
+      a[i + 2 * j + 1] = _mm512_unpackhi_epi64(b[i + j], b[i + j + 2]);
+    }
+  }
+  // a[4 g + c]: words c, c + 4, c + 8, c + 12 of rows 4 g to 4 g + 3, one in each 128 bits.
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; ++c) {
+    const __m512i p = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x88), q = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x88);
+    const __m512i r = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xdd), s = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xdd);
+    _mm512_storeu_si512(out + c * ld, _mm512_shuffle_i32x4(p, q, 0x88));
+    _mm512_storeu_si512(out + (c + 4) * ld, _mm512_shuffle_i32x4(r, s, 0x88));
+    _mm512_storeu_si512(out + (c + 8) * ld, _mm512_shuffle_i32x4(p, q, 0xdd));
+    _mm512_storeu_si512(out + (c + 12) * ld, _mm512_shuffle_i32x4(r, s, 0xdd));
+  }
 }
 
 // Sum and maximum of the lanes, in one fixed tree: halves, quarters, ...

@@ -14,11 +14,14 @@ constexpr int kMaxTokensFloat = 2;   // tokens per pass of a float product (two 
 constexpr int kAttendRows = 2;       // query rows per pass over keys or values
 constexpr int kScoreTiles = 2;       // tiles of sixteen keys per pass
 constexpr int kValueTiles = 2;       // vectors of sixteen channels per pass
+constexpr int kQueryRows = 2;        // query rows per pass over a tile of rows
+constexpr int kQueryTiles = 2;       // vectors of keys or channels per such pass
 constexpr bool kHasBf16Dot = false;
 
 struct f32x16 { float32x4_t v[4]; };
 struct i32x16 { int32x4_t v[4]; };
 struct u8x64 { uint8x16_t v[4]; };  // sixteen rows, four consecutive inputs each
+struct bf16x32 { uint16x8_t v[4]; };  // sixteen rows, a pair each
 
 // `expression` of i for the four registers of a vector.
 template <class V, class F> HOTSET_INLINE V each(F f) { return V{{f(0), f(1), f(2), f(3)}}; }
@@ -59,6 +62,14 @@ HOTSET_INLINE float32x4_t masked_quarter(uint32x4_t mask, float32x4_t a) {
 // Lanes where a < limit are zeroed.
 HOTSET_INLINE f32x16 f32_zero_below(f32x16 value, f32x16 a, f32x16 limit) {
   return HOTSET_EACH(f32x16, masked_quarter(vcgeq_f32(a.v[i], limit.v[i]), value.v[i]));
+}
+// Bit i is set where lane i of a is not below the limit; a NaN is.
+HOTSET_INLINE uint32_t f32_lanes_from(f32x16 a, f32x16 limit) {
+  alignas(16) static const uint32_t kBit[4] = {1, 2, 4, 8};
+  uint32_t out = 0;
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) out |= vaddvq_u32(vandq_u32(vcgeq_f32(a.v[i], limit.v[i]), vld1q_u32(kBit))) << 4 * i;
+  return out;
 }
 // First n lanes of a, the others from b.
 HOTSET_INLINE f32x16 f32_first(int n, f32x16 a, f32x16 b) {
@@ -105,6 +116,8 @@ HOTSET_INLINE i32x16 i32_from_i8(const int8_t* p) {
   const int8x16_t bytes = vld1q_s8(p);
   return i32_from_i16(vmovl_s8(vget_low_s8(bytes)), vmovl_high_s8(bytes));
 }
+HOTSET_INLINE i32x16 i32_max(i32x16 a, i32x16 b) { return HOTSET_EACH(i32x16, vmaxq_s32(a.v[i], b.v[i])); }
+HOTSET_INLINE f32x16 f32_from_bits(i32x16 a) { return HOTSET_EACH(f32x16, vreinterpretq_f32_s32(a.v[i])); }
 HOTSET_INLINE i32x16 i32_and(i32x16 a, int32_t mask) {
   return HOTSET_EACH(i32x16, vandq_s32(a.v[i], vdupq_n_s32(mask)));
 }
@@ -145,6 +158,11 @@ template <int kBits> HOTSET_INLINE u8x64 u8_shl(u8x64 a) {
   return HOTSET_EACH(u8x64, vshlq_n_u8(a.v[i], kBits));
 }
 
+// The unsigned e2m1 numbers (kE2m1Unsigned) of low and of high nibbles.
+HOTSET_INLINE uint8x16_t e2m1_quarter(uint8x16_t index) { return vqtbl1q_u8(vld1q_u8(kE2m1Unsigned.entries), index); }
+HOTSET_INLINE u8x64 u8_e2m1_low(u8x64 a) { return HOTSET_EACH(u8x64, e2m1_quarter(vandq_u8(a.v[i], vdupq_n_u8(15)))); }
+HOTSET_INLINE u8x64 u8_e2m1_high(u8x64 a) { return HOTSET_EACH(u8x64, e2m1_quarter(vshrq_n_u8(a.v[i], 4))); }
+
 // acc[row] += sum of w[row][j] * a[j] for four unsigned weights and four signed activations. USDOT is exact,
 // so kMaxWeight does not matter here.
 template <int kMaxWeight> HOTSET_INLINE i32x16 i32_dot(i32x16 acc, u8x64 w, const int8_t* a) {
@@ -159,16 +177,62 @@ HOTSET_INLINE float32x4_t bf16_first(uint32x4_t pairs) { return vreinterpretq_f3
 HOTSET_INLINE float32x4_t bf16_second(uint32x4_t pairs) {
   return vreinterpretq_f32_u32(vandq_u32(pairs, vdupq_n_u32(0xffff0000u)));
 }
-HOTSET_INLINE float32x4_t bf16_dot_quarter(float32x4_t acc, const uint16_t* w, float32x4_t first, float32x4_t second) {
-  const uint32x4_t row = vreinterpretq_u32_u16(vld1q_u16(w));
+HOTSET_INLINE float32x4_t bf16_dot_quarter(float32x4_t acc, uint16x8_t w, float32x4_t first, float32x4_t second) {
+  const uint32x4_t row = vreinterpretq_u32_u16(w);
   return vfmaq_f32(vfmaq_f32(acc, bf16_first(row), first), bf16_second(row), second);
 }
+HOTSET_INLINE bf16x32 bf16_load(const uint16_t* p) { return HOTSET_EACH(bf16x32, vld1q_u16(p + 8 * i)); }
 // acc[row] += w[row][0] * a[0], then w[row][1] * a[1], for pairs of BF16.
-HOTSET_INLINE f32x16 bf16_dot(f32x16 acc, const uint16_t* w, const uint16_t* a) {
+HOTSET_INLINE f32x16 bf16_dot(f32x16 acc, bf16x32 w, const uint16_t* a) {
   uint32_t pair;
   std::memcpy(&pair, a, 4);
   const float32x4_t first = bf16_first(vdupq_n_u32(pair)), second = bf16_second(vdupq_n_u32(pair));
-  return HOTSET_EACH(f32x16, bf16_dot_quarter(acc.v[i], w + 8 * i, first, second));
+  return HOTSET_EACH(f32x16, bf16_dot_quarter(acc.v[i], w.v[i], first, second));
+}
+HOTSET_INLINE f32x16 bf16_dot(f32x16 acc, const uint16_t* w, const uint16_t* a) {
+  return bf16_dot(acc, bf16_load(w), a);
+}
+
+// BF16 numbers of sixteen e4m3 bytes: the first eight and the last eight. The corrections are for subnormals only.
+HOTSET_INLINE void bf16_from_e4m3(uint8x16_t x, uint16x8_t& first, uint16x8_t& second) {
+  const uint8x16_t magnitude = vandq_u8(x, vdupq_n_u8(0x7f)), nan = vceqq_u8(magnitude, vdupq_n_u8(0x7f));
+  const uint8x16_t subnormal = vcltq_u8(magnitude, vdupq_n_u8(8));
+  const uint8x16_t low_fix = vandq_u8(vqtbl1q_u8(vld1q_u8(kE4m3Lookups.low_fix), magnitude), subnormal);
+  const uint8x16_t high_fix = vandq_u8(vqtbl1q_u8(vld1q_u8(kE4m3Lookups.high_fix), magnitude), subnormal);
+  const uint8x16_t low = vorrq_u8(vaddq_u8(vshlq_n_u8(x, 4), low_fix), nan);
+  const uint8x16_t high = vorrq_u8(vaddq_u8(vqtbl1q_u8(vld1q_u8(kE4m3Lookups.high), vshrq_n_u8(x, 4)), high_fix), nan);
+  first = vreinterpretq_u16_u8(vzip1q_u8(low, high)), second = vreinterpretq_u16_u8(vzip2q_u8(low, high));
+}
+HOTSET_INLINE void bf16_from_e4m3(u8x64 x, bf16x32& first, bf16x32& second) {
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) bf16_from_e4m3(x.v[i], first.v[i], second.v[i]);
+}
+
+// 64 e4m3 bytes as BF16 times 2^exponent, in their order.
+inline void bf16_expand_e4m3(const uint8_t* p, int exponent, uint16_t* out) {
+  const uint16x8_t step = vdupq_n_u16(static_cast<uint16_t>(exponent * 128)), magnitude = vdupq_n_u16(0x7fff);
+  for (int i = 0; i < 64; i += 16) {
+    uint16x8_t half[2];
+    bf16_from_e4m3(vld1q_u8(p + i), half[0], half[1]);
+    for (int j = 0; j < 2; ++j)
+      vst1q_u16(out + i + 8 * j, vaddq_u16(half[j], vandq_u16(vtstq_u16(half[j], magnitude), step)));
+  }
+}
+
+HOTSET_INLINE void u32_transpose4(const uint32_t* const* rows, int64_t at, uint32_t* out, int64_t ld) {
+  const uint32x4_t a = vld1q_u32(rows[0] + at), b = vld1q_u32(rows[1] + at);
+  const uint32x4_t c = vld1q_u32(rows[2] + at), d = vld1q_u32(rows[3] + at);
+  const uint64x2_t p = vreinterpretq_u64_u32(vtrn1q_u32(a, b)), q = vreinterpretq_u64_u32(vtrn1q_u32(c, d));
+  const uint64x2_t r = vreinterpretq_u64_u32(vtrn2q_u32(a, b)), s = vreinterpretq_u64_u32(vtrn2q_u32(c, d));
+  vst1q_u32(out, vreinterpretq_u32_u64(vtrn1q_u64(p, q)));
+  vst1q_u32(out + ld, vreinterpretq_u32_u64(vtrn1q_u64(r, s)));
+  vst1q_u32(out + 2 * ld, vreinterpretq_u32_u64(vtrn2q_u64(p, q)));
+  vst1q_u32(out + 3 * ld, vreinterpretq_u32_u64(vtrn2q_u64(r, s)));
+}
+// out[i][r] = rows[r][i] for sixteen rows of sixteen words; `ld` words from one row of out to the next.
+inline void u32_transpose16(const uint32_t* const* rows, uint32_t* out, int64_t ld) {
+  for (int r = 0; r < 16; r += 4)
+    for (int i = 0; i < 16; i += 4) u32_transpose4(rows + r, i, out + i * ld + r, ld);
 }
 
 // Sum and maximum of the lanes, in one fixed tree: halves, quarters, ...

@@ -10,7 +10,9 @@ struct KernelTable {
   const char* isa;
   void (*linear[kNumFormats])(const LinearArgs&);
   void (*gated[kNumFormats])(const LinearArgs&);
-  void (*pack_tile)(int32_t format, const uint8_t* const* rows, int64_t k, uint8_t* tile);
+  // scales: FP8: scales[0] = the scale row of these sixteen rows, or null for scales of 1; MXFP4: scales[r] = row r's
+  // k/32 bytes, or null where `rows` are GGUF blocks, which have them inside; null for other formats.
+  void (*pack_tile)(int32_t format, const uint8_t* const* rows, const uint8_t* const* scales, int64_t k, uint8_t* tile);
   void (*unpack_row)(int32_t format, const uint8_t* tile, int row, int64_t k, float* y);
   void (*pack_act[kNumActKinds])(const float* x, int64_t k, int64_t n, int64_t t, const Act& act);
   void (*rms_norm)(const float* x, const float* w, float eps, int64_t width, float* y);
@@ -21,6 +23,32 @@ struct KernelTable {
   void (*attend_merge)(float* acc, const float* part, int32_t dim);
   void (*attend_finish)(const float* acc, int32_t dim, float* out);
   ProbeKernels probe;
+
+  // Rows that are key and value in one; width and plain are multiples of 16.
+  void (*encode_row[kNumRowKinds])(const float* x, int32_t width, int32_t plain, uint8_t* data, uint8_t* scales);
+  void (*expand_tile[kNumRowKinds])(const AttendTile& tile, int32_t dim, int32_t plain, uint16_t* keys,
+                                    uint16_t* values);
+  void (*pack_tile_queries)(const float* const* q, int32_t num_rows, int32_t dim, float scale, uint16_t* out);
+  void (*attend_tile)(const TileAttendArgs&);  // merges the tile's partial result into acc
+  void (*attend_finish_sink)(const float* acc, int32_t dim, float sink, float* out);
+  void (*compress_pool)(const CompressArgs&);
+  void (*head_norm)(float* x, int32_t dim, float eps);
+
+  // Index rows: MXFP4 tiles of sixteen rows. x and k queries are Hadamard-transformed by the caller.
+  void (*hadamard)(float* x, int32_t width);  // width a power of two from 16 on
+  void (*store_index_row)(const float* x, int32_t width, uint8_t* tile, int32_t lane);
+  void (*pack_index_query)(const float* x, int64_t k, int64_t n, int64_t t, const Act& act);  // row t (a head) of n
+  // scores[16 num_tiles] = sum over heads of weights[h] max(0, dot), heads in order.
+  void (*index_scores)(const uint8_t* tiles, int64_t num_tiles, int64_t k, const Act& act, int64_t num_heads,
+                       const float* weights, float* scores);
+  // Writes the scores from `threshold` up, in order, with first_index + their place; returns how many.
+  int64_t (*select_above)(const float* scores, int64_t n, float threshold, int32_t first_index, float* out_scores,
+                          int32_t* out_index);
+
+  void (*hyper_mix)(const HyperArgs&);
+  // Columns [first, first + count) of every stream, both multiples of 16; y and x begin at column 0.
+  void (*hyper_merge)(float* x, int64_t width, int64_t first, int64_t count, const float* y, const float* coefficients,
+                      int32_t num_streams);
 };
 
 // Names of the sets this machine can run, best first; and the set of that name (null if it cannot).

@@ -24,8 +24,16 @@ const FormatInfo& format_info(int32_t format) {
       {"Q4_1", 32, 20, ActKind::kQ8Sum},
       {"Q4_K", 256, 144, ActKind::kQ8Sum},
       {"Q6_K", 256, 210, ActKind::kQ8Offset32},
+      {"FP8", 1, 1, ActKind::kBF16},
+      {"MXFP4", 32, 17, ActKind::kQ8Offset12},
   };
   return kInfo[format];
+}
+
+int64_t tile_bytes(int32_t format, int64_t in_width) {
+  const FormatInfo& info = format_info(format);
+  const int64_t header = format == kFP8 ? fp8_header_bytes(in_width) : 0;
+  return header + in_width / info.block_weights * info.block_bytes * kTileRows;
 }
 
 namespace {

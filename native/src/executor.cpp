@@ -21,6 +21,8 @@ int64_t now_ns() {
 constexpr int64_t kUnitsPerThread = 4;
 // Bytes of the next matrix that a thread asks for before it waits.
 constexpr int64_t kNextMatrixBytes = 4096;
+// Fewer tiles than this per thread and a product of many tokens is cut by tokens too, in runs of this many.
+constexpr int64_t kTilesPerThread = 4, kTokenRun = 64;
 // Query rows worth gathering before keys are read.
 constexpr int32_t kRowsPerUnit = 24;
 
@@ -32,26 +34,32 @@ const uint8_t* Executor::tile(const Weight& w, int64_t index) const {
   return w.base[thread] + (index - share(w.num_tiles, thread).first) * w.tile_stride;
 }
 
-float* Executor::row(int buffer, int64_t t, int thread) const {
+uint8_t* Executor::place(int buffer, int thread) const {
   const BufferSpec& b = spec_.buffers[buffer];
-  uint8_t* base = step_.few && b.is_private ? scratch_[thread].data() + private_offset_[b.slot]
-                                            : workspace_.data() + slot_offset_[b.slot];
-  return reinterpret_cast<float*>(base) + t * lds_[buffer];
+  return step_.few && b.is_private ? scratch_[thread].data() + private_offset_[b.slot]
+                                   : workspace_.data() + slot_offset_[b.slot];
 }
 
-Act Executor::packed(int buffer, int thread, int64_t k) const {
+float* Executor::row(int buffer, int64_t t, int thread) const {
+  return reinterpret_cast<float*>(place(buffer, thread) + spec_.buffers[buffer].header_bytes) + t * lds_[buffer];
+}
+
+// The packed rows of a buffer, or of one of its groups of `k` columns.
+Act Executor::packed(int buffer, int thread, int64_t k, int64_t group) const {
   const BufferSpec& b = spec_.buffers[buffer];
   const bool own = step_.few && b.is_private;
-  uint8_t* base = own ? scratch_[thread].data() + private_offset_[b.slot] : workspace_.data() + slot_offset_[b.slot];
-  const int64_t rows = own ? spec_.few_tokens : b.is_outputs ? spec_.max_outputs : spec_.max_tokens;
+  const int64_t tokens = own ? spec_.few_tokens : b.is_outputs ? spec_.max_outputs : spec_.max_tokens;
+  const ActKind kind = static_cast<ActKind>(b.act);
+  const ActPart part = act_part(kind, k, tokens * b.rows_per_token);
+  uint8_t* base = place(buffer, thread) + group * ((part.bytes + 63) / 64 * 64);
   Act act{};
-  switch (static_cast<ActKind>(b.act)) {
+  switch (kind) {
     case ActKind::kF32: act.f32 = reinterpret_cast<float*>(base); break;
     case ActKind::kBF16: act.bf16 = reinterpret_cast<uint16_t*>(base); break;
     default:
       act.q = reinterpret_cast<int8_t*>(base);
-      act.d = reinterpret_cast<float*>(base + rows * k);
-      act.terms = reinterpret_cast<int32_t*>(base + rows * k + rows * (k / 32) * 4);
+      act.d = reinterpret_cast<float*>(base + part.d);
+      act.terms = reinterpret_cast<int32_t*>(base + part.terms);
   }
   return act;
 }
@@ -68,6 +76,7 @@ void Executor::step(const int32_t* tokens, int64_t num_tokens, const std::vector
   }
   plan_attention();
   if (!step_.few) {
+    plan_costs();
     for (std::atomic<int64_t>& claimed : claimed_) claimed.store(0, std::memory_order_relaxed);
   }
   team_.run([this](int thread) { run_ops(thread); });
@@ -84,7 +93,8 @@ void Executor::plan_attention() {
   unit_cost_.clear();
   partial_tokens_.clear();
   partial_base_.clear();
-  const auto attend = std::find_if(spec_.ops.begin(), spec_.ops.end(), [](const OpSpec& o) { return o.kind == kOpAttend; });
+  const auto is_attend = [](const OpSpec& op) { return op.kind == kOpAttend; };
+  const auto attend = std::find_if(spec_.ops.begin(), spec_.ops.end(), is_attend);
   if (attend == spec_.ops.end()) return;
   const int32_t group = attend->num_heads / attend->num_kv_heads;
   const int32_t tile = std::max(1, kRowsPerUnit / group);
@@ -139,30 +149,6 @@ void Executor::plan_attention() {
   while (thread < team_.size()) unit_start_[++thread] = static_cast<int64_t>(units_.size());
 }
 
-// Calls work(owner, begin, end) on pieces of the threads' shares, range(owner), of an op that costs the same wherever it
-// runs: a thread takes its own share first and then from those that are behind, so a thread that the system stopped
-// does not hold up the step with all of its share. In a step of few tokens every thread keeps to its share: taking
-// turns would cost more than it saves.
-template <class Range, class Work> void Executor::claim(const OpSpec& op, int thread, Range range, Work work) {
-  if (step_.few) {
-    const auto [begin, end] = range(thread);
-    if (begin < end) work(thread, begin, end);
-    return;
-  }
-  std::atomic<int64_t>* claimed = &claimed_[(&op - spec_.ops.data()) * team_.size()];
-  for (int i = 0; i < team_.size(); ++i) {
-    const int owner = (thread + i) % team_.size();
-    const auto [begin, end] = range(owner);
-    int64_t at = claimed[owner].load(std::memory_order_relaxed);
-    while (begin + at < end) {
-      const int64_t next = at + (end - begin - at + 2) / 3;
-      if (!claimed[owner].compare_exchange_weak(at, next, std::memory_order_relaxed)) continue;
-      work(owner, begin + at, begin + next);
-      at = claimed[owner].load(std::memory_order_relaxed);
-    }
-  }
-}
-
 void Executor::run_ops(int thread) {
   const bool timed = profile_ && thread == 0;
   for (size_t i = 0; i < spec_.ops.size(); ++i) {
@@ -183,7 +169,8 @@ void Executor::run_ops(int thread) {
 
 // A norm whose row the next op packs: done row by row, so that the row is packed while it is in the first cache.
 bool Executor::can_fuse(const OpSpec& norm, const OpSpec& next) const {
-  return next.kind == kOpPack && next.x == norm.out && !(step_.few ? next.barrier_few : next.barrier_many);
+  return next.kind == kOpPack && next.x == norm.out && next.groups == 1 &&
+         !(step_.few ? next.barrier_few : next.barrier_many);
 }
 
 void Executor::run_norm_pack(const OpSpec& norm, const OpSpec& pack, int thread) {
@@ -200,32 +187,17 @@ void Executor::run_norm_pack(const OpSpec& norm, const OpSpec& pack, int thread)
 
 void Executor::run_op(const OpSpec& op, int thread) {
   switch (op.kind) {
-    case kOpEmbed: {
-      const WeightSpec& w = spec_.weights[op.weight];
-      auto [begin, end] = share(step_.n, thread);
-      for (int64_t t = begin; t < end; ++t) {
-        int32_t token = step_.tokens[t];
-        kernels_->unpack_row(w.format, tile(weights_[op.weight], token / kTileRows), token % kTileRows, w.in_width,
-                             row(op.out, t, thread));
-      }
-      break;
-    }
+    case kOpEmbed: run_embed(op, thread); break;
     case kOpAngles: run_angles(op, thread); break;
     case kOpRmsNorm: {
-      auto [begin, end] = step_.few ? std::pair<int64_t, int64_t>(0, rows_of(op.x)) : share(rows_of(op.x), thread);
+      auto [begin, end] = rows_share(rows_of(op.x), thread);
       for (int64_t t = begin; t < end; ++t) {
         kernels_->rms_norm(row(op.x, t, thread), weights_[op.weight].vector, op.value, spec_.buffers[op.x].width,
                            row(op.out, t, thread));
       }
       break;
     }
-    case kOpSiluMul: {
-      auto [begin, end] = step_.few ? std::pair<int64_t, int64_t>(0, rows_of(op.out)) : share(rows_of(op.out), thread);
-      for (int64_t t = begin; t < end; ++t) {
-        kernels_->silu_mul(row(op.x, t, thread), row(op.y, t, thread), lds_[op.out], row(op.out, t, thread));
-      }
-      break;
-    }
+    case kOpSiluMul: run_silu_mul(op, thread); break;
     case kOpPack: run_pack(op, thread); break;
     case kOpLinear:
     case kOpGated: run_linear(op, thread); break;
@@ -240,57 +212,171 @@ void Executor::run_op(const OpSpec& op, int thread) {
       }
       break;
     }
+    case kOpHeadNorm: run_head_norm(op, thread); break;
+    case kOpHyperMix: run_hyper_mix(op, thread); break;
+    case kOpHyperMerge: run_hyper_merge(op, thread); break;
+    case kOpEncodeRows: run_encode_rows(op, thread); break;
+    case kOpCompress: run_compress(op, thread); break;
+    case kOpStoreState: run_store_state(op, thread); break;
+    case kOpStoreWindow: run_store_window(op, thread); break;
+    case kOpIndexPack: run_index_pack(op, thread); break;
+    case kOpIndexSelect: run_index_select(op, thread); break;
+    case kOpIndexMerge: run_index_merge(op, thread); break;
+    case kOpAttendRows: run_attend_rows(op, thread); break;
+    case kOpRoute: run_route(op, thread); break;
+    case kOpPairOrder: run_pair_order(op, thread); break;
+    case kOpPackPairs: run_pack_pairs(op, thread); break;
+    case kOpExpertGated: run_expert_gated(op, thread); break;
+    case kOpExpertDown: run_expert_down(op, thread); break;
     default: break;
   }
 }
 
-void Executor::run_angles(const OpSpec& op, int thread) {
-  auto [begin, end] = step_.few ? std::pair<int64_t, int64_t>(0, step_.n) : share(step_.n, thread);
-  const int64_t half = static_cast<int64_t>(spec_.frequencies.size());
+void Executor::run_embed(const OpSpec& op, int thread) {
+  const WeightSpec& w = spec_.weights[op.weight];
+  auto [begin, end] = share(step_.n, thread);
   for (int64_t t = begin; t < end; ++t) {
+    const int32_t token = step_.tokens[t];
     float* out = row(op.out, t, thread);
-    for (int64_t i = 0; i < half; ++i) {
-      // The references round position times frequency to float before taking the cosine.
-      double angle = static_cast<float>(positions_[t]) * spec_.frequencies[i];
-      out[i] = static_cast<float>(std::cos(angle));
-      out[half + i] = static_cast<float>(std::sin(angle));
+    kernels_->unpack_row(w.format, tile(weights_[op.weight], token / kTileRows), token % kTileRows, w.in_width, out);
+    for (int32_t i = 1; i < op.copies; ++i) std::memcpy(out + i * w.in_width, out, w.in_width * sizeof(float));
+  }
+}
+
+// Cosines, then sines, of the op's `half` frequencies at a position.
+void Executor::angles_at(const OpSpec& op, int64_t position, int64_t half, float* out) const {
+  for (int64_t i = 0; i < half; ++i) {
+    // The references round position times frequency to float before taking the cosine.
+    const double angle = static_cast<float>(position) * spec_.frequencies[op.frequency + i];
+    out[i] = static_cast<float>(std::cos(angle));
+    out[half + i] = static_cast<float>(std::sin(angle));
+  }
+}
+
+void Executor::run_angles(const OpSpec& op, int thread) {
+  auto [begin, end] = rows_share(step_.n, thread);
+  const int64_t half = spec_.buffers[op.out].width / 2;
+  for (int64_t t = begin; t < end; ++t) angles_at(op, positions_[t], half, row(op.out, t, thread));
+}
+
+void Executor::run_silu_mul(const OpSpec& op, int thread) {
+  constexpr int64_t kStep = 256;
+  alignas(64) float gate[kStep], up[kStep];
+  const int64_t width = lds_[op.out];
+  auto [begin, end] = rows_share(rows_of(op.out), thread);
+  for (int64_t t = begin; t < end; ++t) {
+    const float *x = row(op.x, t, thread), *y = row(op.y, t, thread);
+    float* out = row(op.out, t, thread);
+    if (op.limit == 0.0f) {
+      kernels_->silu_mul(x, y, width, out);
+      continue;
+    }
+    for (int64_t first = 0; first < width; first += kStep) {
+      const int64_t count = std::min(kStep, width - first);
+      for (int64_t i = 0; i < count; ++i) {
+        gate[i] = std::min(x[first + i], op.limit);
+        up[i] = std::max(-op.limit, std::min(y[first + i], op.limit));
+      }
+      kernels_->silu_mul(gate, up, count, out + first);
     }
   }
 }
 
 void Executor::run_pack(const OpSpec& op, int thread) {
-  const int64_t n = rows_of(op.x), k = spec_.buffers[op.x].width;
-  auto [begin, end] = step_.few ? std::pair<int64_t, int64_t>(0, n) : share(n, thread);
-  const Act act = packed(op.out, thread, k);
+  const int64_t n = rows_of(op.x), k = spec_.buffers[op.x].width / op.groups;
+  auto [begin, end] = rows_share(n, thread);
   auto pack = kernels_->pack_act[spec_.buffers[op.out].act];
-  for (int64_t t = begin; t < end; ++t) pack(row(op.x, t, thread), k, n, t, act);
+  for (int64_t g = 0; g < op.groups; ++g) {
+    const Act act = packed(op.out, thread, k, g);
+    for (int64_t t = begin; t < end; ++t) pack(row(op.x, t, thread) + g * k, k, n, t, act);
+  }
 }
 
 void Executor::run_linear(const OpSpec& op, int thread) {
   const WeightSpec& spec = spec_.weights[op.weight];
   const Weight& w = weights_[op.weight];
-  const Act act = packed(op.x, thread, spec.in_width);
-  const int64_t n = rows_of(op.out);
+  const ActKind kind = static_cast<ActKind>(spec_.buffers[op.x].act);
+  const int64_t n = rows_of(op.out), k = spec.in_width, group_tiles = w.num_tiles / op.groups;
   if (n == 0) return;
-  claim(op, thread, [&](int owner) { return share(w.num_tiles, owner); }, [&](int owner, int64_t begin, int64_t end) {
-    const uint8_t* tiles = w.base[owner] + (begin - share(w.num_tiles, owner).first) * w.tile_stride;
-    LinearArgs args{tiles, w.tile_bytes, w.tile_stride, end - begin, spec.in_width, n, &act,
-                    row(op.out, 0, thread) + begin * kTileRows, lds_[op.out], op.add != 0};
-    (op.kind == kOpGated ? kernels_->gated : kernels_->linear)[spec.format](args);
+  auto product = (op.kind == kOpGated ? kernels_->gated : kernels_->linear)[spec.format];
+  // A matrix with few rows (the streams' mix, the router) is also cut by tokens, at whole groups of packed rows.
+  const int64_t run = step_.few || w.num_tiles >= kTilesPerThread * team_.size() ? n : kTokenRun;
+  const int64_t runs = (n + run - 1) / run;
+  const auto range = [&](int owner) {
+    const auto [begin, end] = share(w.num_tiles, owner);
+    return std::pair<int64_t, int64_t>(begin * runs, end * runs);
+  };
+  claim(op, thread, range, [&](int owner, int64_t begin, int64_t end) {
+    for (int64_t at = begin; at < end;) {
+      // A piece may reach over groups: each has an input of its own.
+      const int64_t tile = at / runs, first = at % runs * run, group = tile / group_tiles;
+      const int64_t tiles = runs > 1 ? 1 : std::min(end, (group + 1) * group_tiles) - tile;
+      const Act act = act_from(packed(op.x, thread, k, group), kind, k, first);
+      LinearArgs args{tiles_of(w, owner, tile), w.tile_bytes, w.tile_stride, tiles, k, std::min(run, n - first), &act,
+                      row(op.out, first, thread) + tile * kTileRows, lds_[op.out], op.add != 0};
+      args.limit = op.limit;
+      product(args);
+      at += tiles;
+    }
     if (step_.few) {
       // What follows in the arena is the next matrix of the program: its first lines arrive while the team gathers.
-      const uint8_t* next = args.tiles + args.num_tiles * args.tile_stride;
+      const uint8_t* next = tiles_of(w, owner, end);
       for (int64_t i = 0; i < kNextMatrixBytes; i += 64) __builtin_prefetch(next + i, 0, 3);
     }
   });
 }
 
 void Executor::run_rope(const OpSpec& op, int thread) {
-  auto [begin, end] = share(step_.n * op.num_heads, thread);
+  // In a small step a thread turns the heads of its own copy, or its share of the common one.
+  const bool own = step_.few && spec_.buffers[op.x].is_private;
+  auto [begin, end] = own ? std::pair<int64_t, int64_t>(0, rows_of(op.x) * op.num_heads)
+                          : share(rows_of(op.x) * op.num_heads, thread);
+  alignas(64) float back[kMaxHeadDim];
+  int64_t turned = -1;
   for (int64_t i = begin; i < end; ++i) {
-    int64_t t = i / op.num_heads, h = i % op.num_heads;
-    kernels_->rope_head(row(op.x, t, thread) + h * op.head_dim, row(op.y, t, thread), op.rotary_dim, op.adjacent != 0);
+    const int64_t t = i / op.num_heads, h = i % op.num_heads;
+    const float* angles = row(op.y, t, thread);
+    if (op.inverse) {
+      const int32_t half = op.rotary_dim / 2;
+      if (turned != t) {
+        std::memcpy(back, angles, half * sizeof(float));
+        for (int32_t j = half; j < op.rotary_dim; ++j) back[j] = -angles[j];
+        turned = t;
+      }
+      angles = back;
+    }
+    kernels_->rope_head(row(op.x, t, thread) + h * op.head_dim + op.first, angles, op.rotary_dim, op.adjacent != 0);
   }
+}
+
+void Executor::run_head_norm(const OpSpec& op, int thread) {
+  const bool own = step_.few && spec_.buffers[op.x].is_private;
+  auto [begin, end] = own ? std::pair<int64_t, int64_t>(0, rows_of(op.x) * op.num_heads)
+                          : share(rows_of(op.x) * op.num_heads, thread);
+  for (int64_t i = begin; i < end; ++i) {
+    kernels_->head_norm(row(op.x, i / op.num_heads, thread) + i % op.num_heads * op.head_dim, op.head_dim, op.value);
+  }
+}
+
+void Executor::run_hyper_mix(const OpSpec& op, int thread) {
+  auto [begin, end] = rows_share(rows_of(op.x), thread);
+  for (int64_t t = begin; t < end; ++t) {
+    HyperArgs args{row(op.x, t, thread), row(op.y, t, thread), weights_[op.weight].vector, weights_[op.weight2].vector,
+                   spec_.buffers[op.out].width, op.num_heads, op.iterations, op.value, op.value2,
+                   row(op.out, t, thread), op.out2 < 0 ? nullptr : row(op.out2, t, thread)};
+    kernels_->hyper_mix(args);
+  }
+}
+
+// By columns, like the product that wrote y: a thread merges what it has made itself.
+void Executor::run_hyper_merge(const OpSpec& op, int thread) {
+  const int64_t width = spec_.buffers[op.y].width, n = rows_of(op.x);
+  claim(op, thread, [&](int owner) { return share(width / kTileRows, owner); }, [&](int, int64_t begin, int64_t end) {
+    for (int64_t t = 0; t < n; ++t) {
+      kernels_->hyper_merge(row(op.x, t, thread), width, begin * kTileRows, (end - begin) * kTileRows,
+                            row(op.y, t, thread), row(op.z, t, thread), op.num_heads);
+    }
+  });
 }
 
 void Executor::run_store(const OpSpec& op, int thread) {
@@ -300,14 +386,14 @@ void Executor::run_store(const OpSpec& op, int thread) {
     int64_t t = i / op.num_kv_heads, h = i % op.num_kv_heads, position = positions_[t];
     int32_t block = step_.segments[segment_of_[t]].blocks[position / kBlockTokens];
     uint8_t* keys = cache_.data() + block * spec_.block_bytes + op.cache_offset + h * 2 * head_bytes;
-    kernels_->store_kv[op.cache_kind](row(op.x, t, thread) + h * op.head_dim, row(op.y, t, thread) + h * op.head_dim, op.head_dim,
-                       position % kBlockTokens, keys, keys + head_bytes);
+    kernels_->store_kv[op.cache_kind](row(op.x, t, thread) + h * op.head_dim, row(op.y, t, thread) + h * op.head_dim,
+                                      op.head_dim, position % kBlockTokens, keys, keys + head_bytes);
   }
 }
 
 void Executor::run_attend(const OpSpec& op, int thread) {
   const int64_t rows_max = spec_.attend_rows, max_dim = spec_.attend_head_dim;
-  float* base = reinterpret_cast<float*>(scratch_[thread].data() + (private_bytes_ + 63) / 64 * 64);
+  float* base = reinterpret_cast<float*>(work(thread));
   AttendScratch scratch{base, base + rows_max * max_dim, nullptr, nullptr, nullptr};
   scratch.values = scratch.scores + rows_max * kBlockTokens;
   scratch.span = scratch.values + rows_max * max_dim;
@@ -344,7 +430,8 @@ void Executor::attend_unit(const OpSpec& op, const AttendUnit& u, const AttendSc
         kernels_->attend_finish(total, dim, row(op.out, seg.first + u.token + t, thread) + (u.head + h) * dim);
       } else {
         int64_t at = ((static_cast<int64_t>(u.token) + t) * op.num_heads + u.head + h) * spans + u.span;
-        std::memcpy(reinterpret_cast<float*>(partials_.data()) + u.partial + at * (dim + 2), total, sizeof(float) * (dim + 2));
+        float* out = reinterpret_cast<float*>(partials_.data()) + u.partial + at * (dim + 2);
+        std::memcpy(out, total, sizeof(float) * (dim + 2));
       }
     }
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "memory.h"
@@ -14,21 +15,44 @@
 namespace hotset {
 
 enum OpKind : int32_t {
-  kOpEmbed = 0, kOpAngles, kOpRmsNorm, kOpPack, kOpLinear, kOpGated, kOpSiluMul, kOpRope, kOpStoreKV, kOpAttend, kOpAttendMerge,
-  kOpSelect, kNumOpKinds
+  kOpEmbed = 0, kOpAngles, kOpRmsNorm, kOpPack, kOpLinear, kOpGated, kOpSiluMul, kOpRope, kOpStoreKV, kOpAttend,
+  kOpAttendMerge, kOpSelect, kOpHeadNorm, kOpHyperMix, kOpHyperMerge, kOpEncodeRows, kOpCompress, kOpStoreState, kOpStoreWindow,
+  kOpIndexPack, kOpIndexSelect, kOpIndexMerge, kOpAttendRows, kOpRoute, kOpPairOrder, kOpPackPairs, kOpExpertGated,
+  kOpExpertDown, kNumOpKinds
 };
+
+constexpr int32_t kIndexRows = kNumRowKinds;  // in place of a row kind: tiles of MXFP4 index rows
+constexpr int32_t kMaxPooled = 256;           // tokens of one compressed row
+constexpr int64_t kSelectSlack = 256;         // candidates beside 4 top_k: a block's rows always fit
+constexpr int32_t kMaxExperts = 4096, kMaxTopK = 64;
+constexpr int32_t kMaxUnitTokens = 4;         // neighbouring tokens that share an expanded tile
+constexpr int64_t kWindowCost = 192;          // rows that a token costs besides the compressed ones it sees
 
 // One native op. Buffer fields index Executor buffers; -1 means none.
 struct OpSpec {
   int32_t kind;
-  int32_t x = -1, y = -1, out = -1;  // inputs and output (Pack: out is a packed buffer)
+  int32_t x = -1, y = -1, z = -1, out = -1, out2 = -1;  // inputs and outputs (Pack: out is a packed buffer)
   int32_t weight = -1, weight2 = -1;
   int32_t barrier_few = 0, barrier_many = 0;  // wait for the team before this op (few: replicated small steps)
   int32_t add = 0;
-  float value = 0;                   // eps, or the attention scale
-  int32_t num_heads = 0, num_kv_heads = 0, head_dim = 0, rotary_dim = 0, adjacent = 0;
+  float value = 0, value2 = 0;       // eps, the attention scale, the router's scaling; HyperMix: eps, norm_eps
+  float limit = 0;                   // clamp of a gated product; 0 for none
+  int32_t num_heads = 0, num_kv_heads = 0, head_dim = 0, rotary_dim = 0, adjacent = 0;  // Hyper ops: heads are streams
+  int32_t first = 0, inverse = 0;    // rope: first rotated channel of a head; turn back
+  int32_t groups = 1, copies = 1;    // block-diagonal runs of columns; copies of an embedding row
+  int32_t frequency = 0;             // the first of the op's rotary frequencies
+  int32_t iterations = 0;
   int32_t cache_kind = 0;
   int64_t cache_offset = 0;          // bytes of this layer's rows inside a block; per kv head its keys, then its values
+  // Rows that are key and value in one, or index rows (kIndexRows): all data bytes of a block, then all scale bytes.
+  int32_t row_kind = 0, row_bytes = 0, scale_bytes = 0, plain = 0;
+  int32_t ratio = 0, overlap = 0, hadamard = 0;  // tokens per row; whether it also pools those of the row before
+  int32_t top_k = 0, num_experts = 0, by_pair = 0;  // PackPairs: whether the rows of x are those of pairs already
+  int32_t unit_tokens = 0;           // neighbouring tokens that attention takes together
+  int32_t window = 0;                // tokens that attention sees uncompressed
+  // The layer's ring in a frontier: row p % ring_rows is that of position p; all data bytes, then all scale bytes.
+  int64_t ring_offset = 0;
+  int32_t ring_rows = 0, ring_kind = 0, ring_row_bytes = 0, ring_scale_bytes = 0;
 };
 
 struct BufferSpec {
@@ -38,12 +62,17 @@ struct BufferSpec {
   int32_t is_packed;     // packed product input of act kind `act`
   int32_t act;
   int32_t is_private;    // every thread computes its own copy in a small step
+  int32_t rows_per_token = 1;  // experts of a token in a buffer of pairs
+  int32_t groups = 1;          // packed: runs of columns, one packed after another
+  int64_t header_bytes = 0;    // before the rows
 };
 
 struct WeightSpec {
   int32_t format;
   int64_t out_width, in_width;  // in_width 0: a float vector (norm weights)
   int32_t pair = -1;            // index of the up matrix whose tiles alternate with this gate matrix
+  int64_t count = 1;            // matrices of a stack, one per expert
+  int32_t is_table = 0;         // int32 [out_width][in_width]
 };
 
 struct ExecutorSpec {
@@ -57,21 +86,35 @@ struct ExecutorSpec {
   int64_t num_blocks, block_bytes;
   int64_t partial_floats;   // attention partials of span-split segments
   int32_t attend_rows, attend_head_dim;  // scratch size
+  int64_t work_bytes, candidate_bytes;   // per thread: workspace of one op, rows put forward by the indexer
+  int64_t num_frontiers, frontier_bytes;
   int32_t logits;
 };
 
 struct Segment {
   int64_t first, count, position;
   const int32_t* blocks;
+  int64_t frontier = 0;
+};
+
+// A weight's bytes in a file, and those of its scales where they are a tensor of their own.
+struct Source {
+  int fd;
+  int64_t offset;
+  int scale_fd = -1;
+  int64_t scale_offset = 0;
 };
 
 class Executor {
  public:
   Executor(std::vector<int> cpus, const std::string& isa, ExecutorSpec spec);
 
-  // Rows of weight `index` from `fd` at `offset`; each thread reads and packs its own. Throws std::runtime_error.
-  void load(int index, int fd, int64_t offset);
+  // Rows of weight `index`, matrix `part` of a stack; each thread reads and packs its own. Throws std::runtime_error.
+  void load(int index, int64_t part, const Source& source);
   void set_vector(int index, const float* values, int64_t count);
+  void set_table(int index, const int32_t* values, int64_t count);
+  uint8_t* block(int64_t index) { return cache_.data() + index * spec_.block_bytes; }
+  uint8_t* frontier(int64_t slot) { return frontier_.data() + slot * spec_.frontier_bytes; }
   // Touch and zero the cache and the workspace, so that the plan's bytes are real before the first request.
   void touch();
 
@@ -92,8 +135,8 @@ class Executor {
  private:
   struct Weight {
     int64_t num_tiles = 0, tile_bytes = 0, tile_stride = 0;
-    std::vector<uint8_t*> base;  // per thread: its first tile
-    float* vector = nullptr;
+    std::vector<uint8_t*> base;  // per thread: its first tile; a thread's tiles of a stack lie expert by expert
+    float* vector = nullptr;     // a table's int32 lie there too
   };
   struct AttendUnit {
     int32_t segment, token, num_tokens, kv_head, head, num_heads, span, num_spans;
@@ -108,9 +151,31 @@ class Executor {
     bool few, has_partials;
   };
 
+  // Ops whose tokens cost alike: one cut of the step into threads' shares serves all of them. An item is a token, or
+  // one of `parts` runs of its heads where tokens are too few to keep all threads busy.
+  struct CostClass {
+    int64_t ratio, top_k, num_heads;
+    int64_t parts = 1;
+    std::vector<int64_t> start;  // per thread: its first item
+  };
+  struct RowPlace {
+    const uint8_t* data;
+    const uint8_t* scales;
+  };
+  // Rows of one attention call: `num_heads` heads of each of `num_tokens` neighbouring tokens of one segment.
+  struct RowsUnit {
+    const Segment* segment;
+    int64_t token;
+    int32_t num_tokens, head, num_heads;
+  };
+  struct RowsWork;
+
+  void load_share(int index, int64_t part, const Source& source, int thread);
   void place_weights();
   void place_buffers();
+  void place_costs();
   void plan_attention();
+  void plan_costs();
   void run_ops(int thread);
   void run_op(const OpSpec& op, int thread);
   bool can_fuse(const OpSpec& norm, const OpSpec& next) const;
@@ -123,21 +188,73 @@ class Executor {
   void run_rope(const OpSpec& op, int thread);
   void run_store(const OpSpec& op, int thread);
   void run_angles(const OpSpec& op, int thread);
+  void angles_at(const OpSpec& op, int64_t position, int64_t half, float* out) const;
+  void run_embed(const OpSpec& op, int thread);
+  void run_silu_mul(const OpSpec& op, int thread);
+  // Hyper-connections.
+  void run_head_norm(const OpSpec& op, int thread);
+  void run_hyper_mix(const OpSpec& op, int thread);
+  void run_hyper_merge(const OpSpec& op, int thread);
+  // Window rows, compressed rows and attention over them (executor_rows.cpp).
+  void run_encode_rows(const OpSpec& op, int thread);
+  void run_compress(const OpSpec& op, int thread);
+  void compress_entry(const OpSpec& op, const Segment& seg, int64_t entry, int thread);
+  void run_store_state(const OpSpec& op, int thread);
+  void run_store_window(const OpSpec& op, int thread);
+  void run_attend_rows(const OpSpec& op, int thread);
+  void attend_rows_unit(const OpSpec& op, const RowsUnit& unit, int thread);
+  void attend_compressed(const OpSpec& op, const RowsUnit& unit, const RowsWork& work, int thread);
+  void attend_window(const OpSpec& op, const RowsUnit& unit, const RowsWork& work, int thread);
+  void attend_tile(const OpSpec& op, const RowsUnit& unit, const RowsWork& work, const int32_t* first,
+                   const int32_t* last);
+  RowPlace cached_row(const OpSpec& op, const Segment& seg, int64_t index) const;
+  RowPlace window_row(const OpSpec& op, const Segment& seg, int64_t position, int thread) const;
+  uint8_t* ring(const OpSpec& op, const Segment& seg) const {
+    return frontier_.data() + seg.frontier * spec_.frontier_bytes + op.ring_offset;
+  }
+  // The indexer (executor_index.cpp).
+  void run_index_pack(const OpSpec& op, int thread);
+  void run_index_select(const OpSpec& op, int thread);
+  void run_index_merge(const OpSpec& op, int thread);
+  template <class Best>
+  void score_blocks(const OpSpec& op, int64_t t, int64_t begin, int64_t end, int thread, Best& best) const;
+  // Experts (executor_experts.cpp).
+  void run_route(const OpSpec& op, int thread);
+  void run_pair_order(const OpSpec& op, int thread);
+  void run_pack_pairs(const OpSpec& op, int thread);
+  void run_expert_gated(const OpSpec& op, int thread);
+  void run_expert_down(const OpSpec& op, int thread);
 
-  int64_t rows_of(int buffer) const { return spec_.buffers[buffer].is_outputs ? step_.m : step_.n; }
+  int64_t rows_of(int buffer) const {
+    const BufferSpec& b = spec_.buffers[buffer];
+    return (b.is_outputs ? step_.m : step_.n) * b.rows_per_token;
+  }
+  // The rows of an op that a small step replicates.
+  std::pair<int64_t, int64_t> rows_share(int64_t count, int thread) const {
+    return step_.few ? std::pair<int64_t, int64_t>(0, count) : share(count, thread);
+  }
+  uint8_t* place(int buffer, int thread) const;
   float* row(int buffer, int64_t t, int thread) const;
-  Act packed(int buffer, int thread, int64_t k) const;
+  Act packed(int buffer, int thread, int64_t k, int64_t group = 0) const;
+  uint8_t* work(int thread) const { return scratch_[thread].data() + private_bytes_; }
+  uint64_t* candidates(int thread) const {
+    return reinterpret_cast<uint64_t*>(work(thread) + spec_.work_bytes);
+  }
   std::pair<int64_t, int64_t> share(int64_t count, int thread) const {
     return {count * thread / team_.size(), count * (thread + 1) / team_.size()};
   }
   const uint8_t* tile(const Weight& w, int64_t index) const;
+  const uint8_t* tiles_of(const Weight& w, int owner, int64_t first, int64_t part = 0) const {
+    auto [begin, end] = share(w.num_tiles, owner);
+    return w.base[owner] + (part * (end - begin) + first - begin) * w.tile_stride;
+  }
   template <class Range, class Work> void claim(const OpSpec& op, int thread, Range range, Work work);
 
   ExecutorSpec spec_;
   const KernelTable* kernels_;
   Team team_;
   std::vector<Region> arenas_;     // weights, one per thread
-  Region vectors_, workspace_, cache_, partials_;
+  Region vectors_, workspace_, cache_, partials_, frontier_;
   std::vector<Region> scratch_;    // per thread: private buffers, attention scratch, load staging
   std::vector<Weight> weights_;
   std::vector<int64_t> lds_;       // floats per row of each buffer
@@ -147,6 +264,8 @@ class Executor {
   Step step_{};
   std::vector<int64_t> positions_;      // per token
   std::vector<int32_t> segment_of_;     // per token
+  std::vector<CostClass> costs_;
+  std::vector<int32_t> cost_of_;        // per op: its cost class, or -1
   std::vector<AttendUnit> units_;
   std::vector<int64_t> unit_start_;     // per thread
   std::vector<std::atomic<int64_t>> claimed_;  // per op and thread: items of that thread's share that are taken
@@ -156,5 +275,58 @@ class Executor {
   bool profile_ = false;
   std::vector<int64_t> op_ns_, wait_ns_;
 };
+
+// Where the parts of `rows` packed rows of k inputs begin, and the bytes of all (Act in types.h).
+struct ActPart {
+  int64_t d, terms, bytes;
+};
+inline ActPart act_part(ActKind kind, int64_t k, int64_t rows) {
+  if (kind == ActKind::kF32 || kind == ActKind::kBF16) return {0, 0, rows * k * (kind == ActKind::kF32 ? 4 : 2)};
+  const int64_t terms = rows * k + rows * (k / 32) * 4;
+  return {rows * k, terms, terms + rows * (k / (kind == ActKind::kQ8Offset32 ? 16 : 32)) * 4};
+}
+
+// The packed rows from row `first` on, packed as if they were the first: where groups begin anew.
+inline Act act_from(const Act& act, ActKind kind, int64_t k, int64_t first) {
+  Act out = act;
+  if (kind == ActKind::kF32) {
+    out.f32 += first * k;
+  } else if (kind == ActKind::kBF16) {
+    out.bf16 += first * k;
+  } else {
+    out.q += first * k;
+    out.d += first * (k / 32);
+    out.terms += first * (k / (kind == ActKind::kQ8Offset32 ? 16 : 32));
+  }
+  return out;
+}
+
+// Bytes of scratch for attention units of `rows` query rows, and for choosing rows: the formulas of lower_types.py.
+int64_t rows_work_bytes(int64_t rows, int64_t dim);
+inline int64_t select_room(int64_t top_k) { return 4 * top_k + kSelectSlack; }
+
+// Calls work(owner, begin, end) on pieces of the threads' shares, range(owner), of an op that costs the same wherever
+// it runs: a thread takes its own share first and then from those that are behind, so a thread that the system stopped
+// does not hold up the step with all of its share. In a step of few tokens every thread keeps to its share: taking
+// turns would cost more than it saves.
+template <class Range, class Work> void Executor::claim(const OpSpec& op, int thread, Range range, Work work) {
+  if (step_.few) {
+    const auto [begin, end] = range(thread);
+    if (begin < end) work(thread, begin, end);
+    return;
+  }
+  std::atomic<int64_t>* claimed = &claimed_[(&op - spec_.ops.data()) * team_.size()];
+  for (int i = 0; i < team_.size(); ++i) {
+    const int owner = (thread + i) % team_.size();
+    const auto [begin, end] = range(owner);
+    int64_t at = claimed[owner].load(std::memory_order_relaxed);
+    while (begin + at < end) {
+      const int64_t next = at + (end - begin - at + 2) / 3;
+      if (!claimed[owner].compare_exchange_weak(at, next, std::memory_order_relaxed)) continue;
+      work(owner, begin + at, begin + next);
+      at = claimed[owner].load(std::memory_order_relaxed);
+    }
+  }
+}
 
 }  // namespace hotset

@@ -1,6 +1,7 @@
 // Placement and loading: where weights, buffers, cache and scratch lie, and how they get filled.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <mutex>
@@ -16,18 +17,33 @@ constexpr int64_t kStagingBytes = 1 << 20;
 
 int64_t align64(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-int64_t tile_bytes_of(const WeightSpec& w) {
-  const FormatInfo& info = format_info(w.format);
-  return w.in_width / info.block_weights * info.block_bytes * kTileRows;
+// Vectors and tables: 4-byte numbers that no product reads.
+bool is_plain(const WeightSpec& w) { return w.in_width == 0 || w.is_table; }
+int64_t plain_count(const WeightSpec& w) { return w.out_width * std::max<int64_t>(1, w.in_width); }
+
+void read_fully(int fd, uint8_t* to, int64_t want, int64_t offset) {
+  for (int64_t at = 0; at < want;) {
+    const ssize_t got = pread(fd, to + at, want - at, offset + at);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) throw std::runtime_error(got == 0 ? "the file ended early" : std::strerror(errno));
+    at += got;
+  }
 }
 
 }  // namespace
+
+int64_t rows_work_bytes(int64_t rows, int64_t dim) {
+  const int64_t call = std::min<int64_t>(rows, kMaxTileQueries);
+  return 2 * align64(kTileKeys * dim * 2) + align64(rows * dim * 2) + align64(rows * (dim + 2) * 4) +
+         align64(tile_attend_scratch(call, dim) * 4);
+}
 
 Executor::Executor(std::vector<int> cpus, const std::string& isa, ExecutorSpec spec)
     : spec_(std::move(spec)), kernels_(kernel_table(isa.c_str())), team_(std::move(cpus)) {
   if (kernels_ == nullptr) throw std::runtime_error("no kernel set " + isa + " on this machine");
   place_weights();
   place_buffers();
+  place_costs();
   claimed_ = std::vector<std::atomic<int64_t>>(spec_.ops.size() * team_.size());
   positions_.resize(spec_.max_tokens);
   segment_of_.resize(spec_.max_tokens);
@@ -38,7 +54,8 @@ Executor::Executor(std::vector<int> cpus, const std::string& isa, ExecutorSpec s
 }
 
 // Each thread's tiles of all weights lie one after another in program order, so that in a decode step a thread
-// reads one contiguous stream. A gate and its up matrix alternate tile by tile, since one op reads both.
+// reads one contiguous stream. A gate and its up matrix alternate tile by tile, since one op reads both. Of a stack of
+// experts, a thread's tiles of one expert lie together.
 void Executor::place_weights() {
   const int threads = team_.size();
   weights_.resize(spec_.weights.size());
@@ -50,20 +67,20 @@ void Executor::place_weights() {
     if (w.pair >= 0) is_up[w.pair] = true;
   for (size_t i = 0; i < weights_.size(); ++i) {
     const WeightSpec& w = spec_.weights[i];
-    if (w.in_width == 0) {
-      vector_floats += align64(w.out_width * 4) / 4;
+    if (is_plain(w)) {
+      vector_floats += align64(plain_count(w) * 4) / 4;
       continue;
     }
     Weight& out = weights_[i];
     out.num_tiles = (w.out_width + kTileRows - 1) / kTileRows;
-    out.tile_bytes = tile_bytes_of(w);
+    out.tile_bytes = tile_bytes(w.format, w.in_width);
     out.tile_stride = out.tile_bytes * (w.pair >= 0 || is_up[i] ? 2 : 1);
     out.base.resize(threads);
     if (is_up[i]) continue;
     for (int t = 0; t < threads; ++t) {
       auto [begin, end] = share(out.num_tiles, t);
       offset[i][t] = used[t];
-      used[t] += (end - begin) * out.tile_stride;
+      used[t] += w.count * (end - begin) * out.tile_stride;
     }
   }
   for (int t = 0; t < threads; ++t) arenas_.emplace_back("weights of thread " + std::to_string(t), used[t]);
@@ -71,9 +88,9 @@ void Executor::place_weights() {
   int64_t next = 0;
   for (size_t i = 0; i < weights_.size(); ++i) {
     const WeightSpec& w = spec_.weights[i];
-    if (w.in_width == 0) {
+    if (is_plain(w)) {
       weights_[i].vector = reinterpret_cast<float*>(vectors_.data()) + next;
-      next += align64(w.out_width * 4) / 4;
+      next += align64(plain_count(w) * 4) / 4;
     } else if (!is_up[i]) {
       for (int t = 0; t < threads; ++t) {
         weights_[i].base[t] = arenas_[t].data() + offset[i][t];
@@ -94,60 +111,106 @@ void Executor::place_buffers() {
   workspace_ = Region("workspace", shared);
   cache_ = Region("cache", spec_.num_blocks * spec_.block_bytes);
   partials_ = Region("attention partials", spec_.partial_floats * 4);
-  int64_t rows = spec_.attend_rows, dim = spec_.attend_head_dim;
-  int64_t attend = rows * (2 * dim + kBlockTokens + 2 * (dim + 2)) * 4 + 512;
-  for (int t = 0; t < team_.size(); ++t) scratch_.emplace_back("scratch of thread " + std::to_string(t), own + attend);
+  frontier_ = Region("frontier", spec_.num_frontiers * spec_.frontier_bytes);
+  for (const OpSpec& op : spec_.ops) {
+    const int64_t rows = spec_.attend_rows, dim = spec_.attend_head_dim;
+    int64_t need = 0;
+    if (op.kind == kOpAttend) need = rows * (2 * dim + kBlockTokens + 2 * (dim + 2)) * 4 + 512;
+    if (op.kind == kOpAttendRows) need = rows_work_bytes(int64_t{op.unit_tokens} * op.num_heads, op.head_dim);
+    if (op.kind == kOpIndexSelect) need = select_room(op.top_k) * 8;
+    const int64_t candidates = op.kind == kOpIndexSelect ? spec_.few_tokens * (op.top_k + 1) * 8 : 0;
+    if (need > spec_.work_bytes || candidates > spec_.candidate_bytes) {
+      throw std::runtime_error("no workspace for an op of kind " + std::to_string(op.kind));
+    }
+  }
+  for (int t = 0; t < team_.size(); ++t) {
+    scratch_.emplace_back("scratch of thread " + std::to_string(t), own + spec_.work_bytes + spec_.candidate_bytes);
+  }
 }
 
-void Executor::load(int index, int fd, int64_t offset) {
-  const WeightSpec& w = spec_.weights.at(index);
-  const Weight& weight = weights_[index];
-  const FormatInfo& info = format_info(w.format);
-  const int64_t row_bytes = w.in_width / info.block_weights * info.block_bytes;
-  const int64_t tiles_per_read = std::max<int64_t>(1, kStagingBytes / (row_bytes * kTileRows));
+void Executor::place_costs() {
+  cost_of_.assign(spec_.ops.size(), -1);
+  for (size_t i = 0; i < spec_.ops.size(); ++i) {
+    const OpSpec& op = spec_.ops[i];
+    if (op.kind != kOpAttendRows && op.kind != kOpIndexSelect) continue;
+    // Scoring reads all rows for all heads at once, attention those chosen.
+    const bool attends = op.kind == kOpAttendRows;
+    const CostClass wanted{op.ratio, attends ? op.top_k : 0, attends ? op.num_heads : 0, 1,
+                           std::vector<int64_t>(team_.size() + 1)};
+    auto same = std::find_if(costs_.begin(), costs_.end(), [&](const CostClass& c) {
+      return c.ratio == wanted.ratio && c.top_k == wanted.top_k && c.num_heads == wanted.num_heads;
+    });
+    cost_of_[i] = static_cast<int32_t>(same - costs_.begin());
+    if (same == costs_.end()) costs_.push_back(wanted);
+  }
+}
+
+void Executor::load(int index, int64_t part, const Source& source) {
+  if (part < 0 || part >= spec_.weights.at(index).count) throw std::runtime_error("no part " + std::to_string(part));
   std::mutex mutex;
   std::string error;
   team_.run([&](int thread) {
-    auto [begin, end] = share(weight.num_tiles, thread);
-    std::vector<uint8_t> staging(tiles_per_read * kTileRows * row_bytes);
-    for (int64_t tile = begin; tile < end; tile += tiles_per_read) {
-      int64_t tiles = std::min(tiles_per_read, end - tile);
-      int64_t rows = std::min(tiles * kTileRows, w.out_width - tile * kTileRows);
-      int64_t at = 0, want = rows * row_bytes;
-      while (at < want) {
-        ssize_t got = pread(fd, staging.data() + at, want - at, offset + tile * kTileRows * row_bytes + at);
-        if (got < 0 && errno == EINTR) continue;
-        if (got <= 0) {
-          std::lock_guard<std::mutex> lock(mutex);
-          error = got == 0 ? "the file ended early" : std::strerror(errno);
-          return;
-        }
-        at += got;
-      }
-      for (int64_t i = 0; i < tiles; ++i) {
-        const uint8_t* rows_of_tile[kTileRows];
-        for (int r = 0; r < kTileRows; ++r) {
-          int64_t row = i * kTileRows + r;
-          rows_of_tile[r] = row < rows ? staging.data() + row * row_bytes : nullptr;
-        }
-        kernels_->pack_tile(w.format, rows_of_tile, w.in_width,
-                            weight.base[thread] + (tile + i - begin) * weight.tile_stride);
-      }
+    try {
+      load_share(index, part, source, thread);
+    } catch (const std::exception& problem) {
+      std::lock_guard<std::mutex> lock(mutex);
+      error = problem.what();
     }
   });
   if (!error.empty()) throw std::runtime_error(error);
 }
 
+// Reads and packs the tiles of one thread.
+void Executor::load_share(int index, int64_t part, const Source& source, int thread) {
+  const WeightSpec& w = spec_.weights[index];
+  const FormatInfo& info = format_info(w.format);
+  const bool is_scaled = source.scale_fd >= 0, is_fp8 = w.format == kFP8;
+  // Packed MXFP4 rows have their scales apart, GGUF blocks of 17 bytes inside.
+  const int64_t row_bytes = is_scaled && !is_fp8 ? w.in_width / 2 : w.in_width / info.block_weights * info.block_bytes;
+  const int64_t inputs_per_scale = is_fp8 ? kScaleInputs : 32, rows_per_scale = is_fp8 ? kScaleInputs : 1;
+  const int64_t scale_bytes = is_scaled ? (w.in_width + inputs_per_scale - 1) / inputs_per_scale : 0;
+  const int64_t tiles_per_read = std::max<int64_t>(1, kStagingBytes / ((row_bytes + scale_bytes) * kTileRows));
+  auto [begin, end] = share(weights_[index].num_tiles, thread);
+  const int64_t most = std::min(tiles_per_read, end - begin) * kTileRows;
+  std::vector<uint8_t> staging(most * row_bytes), scales(most * scale_bytes);
+  for (int64_t tile = begin; tile < end; tile += tiles_per_read) {
+    const int64_t tiles = std::min(tiles_per_read, end - tile), first = tile * kTileRows;
+    const int64_t rows = std::min(tiles * kTileRows, w.out_width - first);
+    const int64_t scale_row = first / rows_per_scale, scale_rows = (first + rows - 1) / rows_per_scale + 1 - scale_row;
+    read_fully(source.fd, staging.data(), rows * row_bytes, source.offset + first * row_bytes);
+    read_fully(source.scale_fd, scales.data(), scale_rows * scale_bytes, source.scale_offset + scale_row * scale_bytes);
+    for (int64_t i = 0; i < tiles; ++i) {
+      const uint8_t *rows_of_tile[kTileRows], *scales_of_tile[kTileRows];
+      for (int64_t r = 0; r < kTileRows; ++r) {
+        const int64_t row = i * kTileRows + r, scale = (first + row) / rows_per_scale - scale_row;
+        rows_of_tile[r] = row < rows ? staging.data() + row * row_bytes : nullptr;
+        scales_of_tile[r] = row < rows ? scales.data() + scale * scale_bytes : nullptr;
+      }
+      uint8_t* out = const_cast<uint8_t*>(tiles_of(weights_[index], thread, tile + i, part));
+      kernels_->pack_tile(w.format, rows_of_tile, is_scaled ? scales_of_tile : nullptr, w.in_width, out);
+    }
+  }
+}
+
 void Executor::set_vector(int index, const float* values, int64_t count) {
-  if (spec_.weights.at(index).in_width != 0 || spec_.weights[index].out_width != count) {
+  const WeightSpec& w = spec_.weights.at(index);
+  if (w.in_width != 0 || w.out_width != count) {
     throw std::runtime_error("vector of " + std::to_string(count) + " values for weight " + std::to_string(index));
   }
   std::memcpy(weights_[index].vector, values, count * sizeof(float));
 }
 
+void Executor::set_table(int index, const int32_t* values, int64_t count) {
+  const WeightSpec& w = spec_.weights.at(index);
+  if (!w.is_table || plain_count(w) != count) {
+    throw std::runtime_error("table of " + std::to_string(count) + " values for weight " + std::to_string(index));
+  }
+  std::memcpy(weights_[index].vector, values, count * sizeof(int32_t));
+}
+
 void Executor::touch() {
   team_.run([this](int thread) {
-    for (Region* region : {&workspace_, &cache_, &partials_}) {
+    for (Region* region : {&workspace_, &cache_, &partials_, &frontier_}) {
       auto [begin, end] = share(region->bytes() / 64, thread);
       if (thread == team_.size() - 1) end = (region->bytes() + 63) / 64;
       int64_t last = std::min<int64_t>(end * 64, region->bytes());
@@ -162,6 +225,7 @@ std::vector<std::pair<std::string, int64_t>> Executor::regions() const {
   auto add = [&out](const Region& r) { out.emplace_back(r.name(), r.bytes()); };
   for (const Region& r : arenas_) add(r);
   for (const Region* r : {&vectors_, &workspace_, &cache_, &partials_}) add(*r);
+  if (frontier_.bytes() > 0) add(frontier_);
   for (const Region& r : scratch_) add(r);
   return out;
 }

@@ -12,7 +12,10 @@ constexpr int kKeyGroup = 64;        // cached keys whose channels are interleav
 constexpr int kSpanBlocks = 4;       // blocks whose attention partials are merged before spans are merged
 constexpr int kSpanTokens = kBlockTokens * kSpanBlocks;
 
-enum Format : int32_t { kF32 = 0, kF16 = 1, kBF16 = 2, kQ8_0 = 3, kQ4_0 = 4, kQ4_1 = 5, kQ4_K = 6, kQ6_K = 7, kNumFormats };
+enum Format : int32_t {
+  kF32 = 0, kF16 = 1, kBF16 = 2, kQ8_0 = 3, kQ4_0 = 4, kQ4_1 = 5, kQ4_K = 6, kQ6_K = 7, kFP8 = 8, kMXFP4 = 9,
+  kNumFormats
+};
 
 // How a product wants its input rows packed. Integer weights are kept unsigned, so an int8 row carries what takes
 // their offset (or brings their minimum) back: a term per 32 inputs, or per 16 for kQ8Offset32.
@@ -23,8 +26,9 @@ enum class ActKind : int32_t {
   kQ8Offset128 = 3,  // int32 -128 sum(q)
   kQ8Offset32 = 4,   // int32 -32 sum(q), per 16 inputs
   kQ8Sum = 5,        // float d sum(q)
+  kQ8Offset12 = 6,   // int32 -12 sum(q)
 };
-constexpr int kNumActKinds = 6;
+constexpr int kNumActKinds = 7;
 
 struct FormatInfo {
   const char* name;
@@ -33,6 +37,16 @@ struct FormatInfo {
   ActKind act;
 };
 const FormatInfo& format_info(int32_t format);
+
+// FP8 weights: one e8m0 scale per kScaleInputs inputs and 128 rows, so a tile has one row of them.
+constexpr int kScaleInputs = 128;
+
+// Bytes of one packed tile: the only formula. A block of MXFP4 is 16 scale bytes, then nibbles as in Q4_0. A tile of
+// FP8 is a header of scale bytes, a multiple of 64 of them, then one byte per weight.
+int64_t tile_bytes(int32_t format, int64_t in_width);
+inline int64_t fp8_header_bytes(int64_t in_width) {
+  return ((in_width + kScaleInputs - 1) / kScaleInputs + 63) / 64 * 64;
+}
 
 // Input rows of a product, packed in groups of 16, 8, 4, 2, 1 tokens (find_group), inside a group with the
 // input index outermost, so that a kernel walks one pointer. Int8 rows: value = d q.
@@ -70,6 +84,8 @@ struct LinearArgs {
   float* y;
   int64_t ld;  // floats between the rows of y
   bool add;
+  const int32_t* rows = nullptr;  // the row of y of each token, where that is not the token's own index
+  float limit = 0.0f;             // gated: silu(min(gate, limit)) * clamp(up, -limit, limit); 0 for none
 };
 
 enum class CacheKind : int32_t { kF16 = 0, kBF16 = 1 };
@@ -96,6 +112,64 @@ struct AttendArgs {
   const int32_t* blocks;   // block ids of the sequence
   int64_t block_stride, key_offset, value_offset;  // bytes; offsets of this layer and kv head inside a block
   const AttendScratch* scratch;
+};
+
+// ---- rows that are key and value in one -------------------------------------------------------------------
+
+// How a row of `width` channels lies in the cache. FP8: `plain` bytes e4m3, then width - plain BF16, and apart from
+// them one e8m0 scale per kRowGroup plain channels and a zero byte. BF16: the same values as BF16. BF16Exact: rounded to
+// BF16 only. Every value is clamped to the finite.
+enum class RowKind : int32_t { kFP8 = 0, kBF16 = 1, kBF16Exact = 2 };
+constexpr int kNumRowKinds = 3;
+constexpr int kRowGroup = 64;
+
+constexpr int kTileKeys = 64;         // rows of one attention tile
+constexpr int kMaxTileQueries = 64;   // query rows of one call
+
+struct AttendTile {
+  const uint8_t* data[kTileKeys];
+  const uint8_t* scales[kTileKeys];  // FP8 only
+  int32_t first, last;               // rows [first, last) are there, the others are not read
+};
+
+struct TileAttendArgs {
+  const uint16_t* q;       // packed by pack_tile_queries, from rows in the same order
+  int32_t num_rows, dim;
+  const int32_t* first;    // [num_rows] the rows of the tile that each query sees: [first, last)
+  const int32_t* last;
+  const uint16_t* keys;    // [dim/2][64][2], by expand_tile
+  const uint16_t* values;  // [32][dim][2]
+  float* acc;              // [num_rows][dim + 2]: m, l, o; l == 0 means empty
+  float* scratch;          // tile_attend_scratch(num_rows, dim) floats
+};
+constexpr int kMaxTileBlock = 16;  // query rows per pass, at most
+inline int64_t tile_attend_scratch(int64_t num_rows, int64_t dim) {
+  const int64_t block = num_rows < kMaxTileBlock ? num_rows : kMaxTileBlock;
+  return block * (kTileKeys + dim + 2);
+}
+
+struct CompressArgs {  // [num_tokens] rows of `width` floats; a token that does not exist is left out
+  const float* const* k;
+  const float* const* g;
+  const float* const* ape;
+  int32_t num_tokens, width;
+  float* out;
+};
+
+// ---- streams of hyper-connections -------------------------------------------------------------------------
+
+constexpr int kMaxStreams = 8;
+
+struct HyperArgs {
+  const float* x;      // [num_streams][width]
+  const float* mix;    // [num_streams (2 + num_streams)], or [num_streams] in the head
+  const float* base;   // as many
+  const float* scale;  // [3], or [1] in the head
+  int64_t width;
+  int32_t num_streams, iterations;
+  float eps, norm_eps;
+  float* out;           // [width]
+  float* coefficients;  // post, then C by rows; null in the head
 };
 
 }  // namespace hotset

@@ -31,7 +31,18 @@ inline double q6k_weight(const uint8_t* block, int i) {
   return half_value(u16_at(block + 208)) * scale * code;
 }
 
-// Weight i of a checkpoint row.
+inline double e4m3_value(uint8_t code) {
+  const int e = code >> 3 & 15, m = code & 7;
+  const double x = e == 0 ? std::ldexp(m, -9) : std::ldexp(8 + m, e - 10);
+  return code & 0x80 ? -x : x;
+}
+inline double e2m1_value(int code) {
+  constexpr double kMagnitude[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+  return code & 8 ? -kMagnitude[code & 7] : kMagnitude[code & 7];
+}
+inline double e8m0_value(uint8_t b) { return std::ldexp(1.0, b - 127); }
+
+// Weight i of a checkpoint row. The scales of FP8, and of MXFP4 outside GGUF, are not in it.
 inline WeightValue weight_at(int32_t format, const uint8_t* row, int64_t i) {
   const FormatInfo& info = format_info(format);
   const uint8_t* block = row + i / info.block_weights * info.block_bytes;
@@ -58,6 +69,12 @@ inline WeightValue weight_at(int32_t format, const uint8_t* row, int64_t i) {
     }
     case kQ4_K:
       return q4k_weight(block, at);
+    case kFP8:
+      return {e4m3_value(*block), 0};
+    case kMXFP4: {
+      const uint8_t pair = block[1 + at % 16];
+      return {e2m1_value(at < 16 ? pair % 16 : pair / 16) * e8m0_value(block[0]), 0};
+    }
     default:
       return {q6k_weight(block, at), 0};
   }
@@ -106,6 +123,15 @@ inline std::vector<uint8_t> random_row(int32_t format, int64_t k, int64_t row, R
         put_half(block, size * 2e-4f);
         put_half(block + 2, size * 1e-3f);
         break;
+      case kFP8:  // neither NaN; row 0 the largest, row 1 the most negative, and enough subnormals
+        if (row < 2) *block = row == 0 ? 0x7e : 0xfe;
+        else if (random.below(4) == 0) *block &= 0x87;
+        if ((*block & 0x7f) == 0x7f) *block ^= 1;
+        break;
+      case kMXFP4:
+        block[0] = static_cast<uint8_t>(118 + random.below(6));
+        if (row < 2) std::memset(block + 1, row == 0 ? 0x77 : 0xff, 16);
+        break;
       default:
         put_half(block + 208, sign * size * 2e-5f);
     }
@@ -148,51 +174,77 @@ inline double num_roundings(int32_t format, int64_t k) {
 struct Judgement {
   double value, bound;  // the exact result; the largest error that float arithmetic explains
   double exact;         // the result without rounding of the activations
+  double size;          // the sum of the magnitudes of the terms
 };
 
-// All rows of a weight, for judging many tokens.
+// GGUF blocks of MXFP4 as other checkpoints have them: two neighbours in a byte, and the scales apart.
+inline void split_mxfp4(const std::vector<uint8_t>& blocks, std::vector<uint8_t>* nibbles,
+                        std::vector<uint8_t>* scales) {
+  for (size_t b = 0; b < blocks.size(); b += 17) {
+    scales->push_back(blocks[b]);
+    const auto code = [&](int i) { return i < 16 ? blocks[b + 1 + i] % 16 : blocks[b + 1 + i - 16] / 16; };
+    for (int i = 0; i < 32; i += 2) nibbles->push_back(static_cast<uint8_t>(code(i) + 16 * code(i + 1)));
+  }
+}
+
+// All rows of a weight, for judging many tokens. Of MXFP4 weights, those with an even seed have their scales apart.
 class JudgedWeight {
  public:
   JudgedWeight(int32_t format, int64_t num_rows, int64_t k, uint64_t seed) : format_(format), k_(k) {
     Random random(seed);
+    for (int64_t tile = 0; tile < num_tiles_of(num_rows) && format == kFP8; ++tile) {
+      scales_.emplace_back();
+      for (int64_t i = 0; i < k; i += kScaleInputs)
+        scales_[tile].push_back(static_cast<uint8_t>(random.below(2) == 0 ? 117 : 115 + random.below(5)));
+    }
     for (int64_t r = 0; r < num_rows; ++r) {
       rows_.push_back(random_row(format, k, r, random));
-      for (int64_t i = 0; i < k; ++i) weights_.push_back(weight_at(format, rows_.back().data(), i));
+      for (int64_t i = 0; i < k; ++i) {
+        weights_.push_back(weight_at(format, rows_[r].data(), i));
+        if (format == kFP8) weights_.back().scaled *= e8m0_value(scales_[r / kTileRows][i / kScaleInputs]);
+      }
+      if (format != kMXFP4 || seed % 2 != 0) continue;
+      std::vector<uint8_t> nibbles;
+      scales_.emplace_back();
+      split_mxfp4(rows_[r], &nibbles, &scales_[r]);
+      rows_[r] = nibbles;
     }
   }
   int32_t format() const { return format_; }
   int64_t k() const { return k_; }
   int64_t num_rows() const { return static_cast<int64_t>(rows_.size()); }
-  int64_t num_tiles() const { return (num_rows() + kTileRows - 1) / kTileRows; }
-  int64_t tile_bytes() const { return static_cast<int64_t>(rows_[0].size()) * kTileRows; }
+  static int64_t num_tiles_of(int64_t num_rows) { return (num_rows + kTileRows - 1) / kTileRows; }
+  int64_t num_tiles() const { return num_tiles_of(num_rows()); }
+  int64_t tile_bytes() const { return hotset::tile_bytes(format_, k_); }
   const uint8_t* row(int64_t r) const { return rows_[r].data(); }
   const WeightValue& weight(int64_t r, int64_t i) const { return weights_[r * k_ + i]; }
 
   void pack(const KernelTable& kernels, int64_t tile, uint8_t* out) const {
-    const uint8_t* rows[kTileRows];
+    const uint8_t *rows[kTileRows], *scales[kTileRows];
     for (int r = 0; r < kTileRows; ++r) {
       const int64_t at = tile * kTileRows + r;
       rows[r] = at < num_rows() ? row(at) : nullptr;
+      scales[r] = format_ == kMXFP4 && !scales_.empty() && at < num_rows() ? scales_[at].data() : nullptr;
     }
-    kernels.pack_tile(format_, rows, k_, out);
+    if (format_ == kFP8) scales[0] = scales_[tile].data();
+    kernels.pack_tile(format_, rows, scales_.empty() ? nullptr : scales, k_, out);
   }
   Judgement judge(int64_t r, const float* x, const std::vector<double>& rounded) const {
-    Judgement out{0, 0, 0};
-    double magnitude = 0;
+    Judgement out{0, 0, 0, 1e-30};
     for (int64_t i = 0; i < k_; ++i) {
       const WeightValue& w = weight(r, i);
       out.value += (w.scaled + w.offset) * rounded[i];
       out.exact += (w.scaled + w.offset) * x[i];
-      magnitude += (std::fabs(w.scaled) + std::fabs(w.offset)) * std::fabs(rounded[i]);
+      out.size += (std::fabs(w.scaled) + std::fabs(w.offset)) * std::fabs(rounded[i]);
     }
-    out.bound = num_roundings(format_, k_) * 0x1p-24 * magnitude + 1e-30;
+    out.bound = num_roundings(format_, k_) * 0x1p-24 * out.size + 1e-30;
     return out;
   }
 
  private:
   int32_t format_;
   int64_t k_;
-  std::vector<std::vector<uint8_t>> rows_;
+  std::vector<std::vector<uint8_t>> rows_, scales_;
   std::vector<WeightValue> weights_;
 };
 

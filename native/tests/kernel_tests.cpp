@@ -9,7 +9,10 @@
 #include <sched.h>
 
 #include "attend_tests.h"
+#include "hyper_tests.h"
+#include "index_tests.h"
 #include "product_tests.h"
+#include "rows_tests.h"
 #include "rowwise_tests.h"
 #include "team.h"
 
@@ -53,8 +56,17 @@ Tests run_set(const KernelTable& kernels) {
   test_silu(tests, kernels);
   test_rope(tests, kernels);
   test_attention(tests, kernels);
+  test_encode_rows(tests, kernels);
+  test_attend_tiles(tests, kernels);
+  test_pool(tests, kernels);
+  test_head_norm(tests, kernels);
+  test_index(tests, kernels);
+  test_hyper(tests, kernels);
   test_probe(tests, kernels);
   test_products(tests, kernels);
+  test_limit(tests, kernels);
+  test_scaled_before(tests, kernels);
+  test_far_scales(tests, kernels);
   return tests;
 }
 

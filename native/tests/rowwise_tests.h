@@ -46,7 +46,10 @@ inline void test_pack_f32(Test& test, const KernelTable& kernels, int64_t n, int
 // What belongs to the int8 inputs of one term, as the bits that are stored.
 inline int32_t term_of(ActKind kind, int32_t sum, float scale) {
   if (kind != ActKind::kQ8Sum)
-    return sum * (kind == ActKind::kQ8Offset8 ? -8 : kind == ActKind::kQ8Offset32 ? -32 : -128);
+    return sum * (kind == ActKind::kQ8Offset8    ? -8
+                  : kind == ActKind::kQ8Offset12 ? -12
+                  : kind == ActKind::kQ8Offset32 ? -32
+                                                 : -128);
   const float product = static_cast<float>(sum) * scale;
   int32_t bits;
   std::memcpy(&bits, &product, 4);
@@ -87,7 +90,8 @@ inline void test_packing(Tests& tests, const KernelTable& kernels) {
   Test floats("pack floats and BF16", true), bytes("pack int8 and terms", true);
   for (int64_t n : {1, 2, 3, 7, 8, 15, 16, 17, 31, 40}) {
     for (int64_t k : {1, 2, 15, 16, 18, 100}) test_pack_f32(floats, kernels, n, k);
-    for (ActKind kind : {ActKind::kQ8Offset8, ActKind::kQ8Offset128, ActKind::kQ8Offset32, ActKind::kQ8Sum}) {
+    for (ActKind kind : {ActKind::kQ8Offset8, ActKind::kQ8Offset12, ActKind::kQ8Offset128, ActKind::kQ8Offset32,
+                         ActKind::kQ8Sum}) {
       for (int64_t k : {32, 64, 256}) test_pack_q8(bytes, kernels, kind, n, k);
     }
   }

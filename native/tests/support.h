@@ -38,19 +38,29 @@ class Test {
     }
   }
   void note(const std::string& text) { note_ = text; }
+  // Expects an error within `bound`, and keeps the largest as a share of `size`, the size of the terms that were added.
+  bool is_near(double error, double bound, double size) {
+    if (std::fabs(error) > largest_error_ * size) largest_error_ = std::fabs(error) / size;
+    return std::fabs(error) <= bound;
+  }
 
   const std::string& name() const { return name_; }
   bool is_portable() const { return is_portable_; }
   bool passed() const { return num_failures_ == 0; }
   uint64_t checksum() const { return checksum_; }
   std::string detail() const {
-    return passed() ? note_ : reason_ + " (" + std::to_string(num_failures_) + " failed checks)";
+    if (!passed()) return reason_ + " (" + std::to_string(num_failures_) + " failed checks)";
+    if (largest_error_ == 0) return note_;
+    char text[64];
+    std::snprintf(text, sizeof text, "largest error %.1e of the terms' sizes", largest_error_);
+    return note_.empty() ? text : note_ + "; " + text;
   }
 
  private:
   std::string name_, reason_, note_;
   bool is_portable_;
   int64_t num_failures_ = 0;
+  double largest_error_ = 0;
   uint64_t checksum_ = 0xcbf29ce484222325ull;
 };
 

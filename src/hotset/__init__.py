@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hotset.engine.request import Request
     from hotset.engine.sampling import Sampling
     from hotset.errors import CheckpointError, HotsetError, InternalError, MachineError, RequestError
+    from hotset.kv.session import Session
     from hotset.plan.budget import Plan
 
 _HOMES = {
@@ -31,6 +32,7 @@ _HOMES = {
     "Request": "hotset.engine.request",
     "Sampling": "hotset.engine.sampling",
     "Plan": "hotset.plan.budget",
+    "Session": "hotset.kv.session",
     "HotsetError": "hotset.errors",
     "RequestError": "hotset.errors",
     "MachineError": "hotset.errors",
@@ -51,6 +53,7 @@ __all__ = [
     "Request",
     "RequestError",
     "Sampling",
+    "Session",
     "load",
 ]
 

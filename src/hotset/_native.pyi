@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FORMATS: tuple[str, ...]
-KIND_COUNTS: tuple[int, int, int]
+KIND_COUNTS: tuple[int, int, int, int]
 
 def isas() -> list[str]: ...
 
@@ -14,20 +14,47 @@ class OpSpec:
     kind: int
     x: int
     y: int
+    z: int
     out: int
+    out2: int
     weight: int
     weight2: int
     barrier_few: int
     barrier_many: int
     add: int
     value: float
+    value2: float
+    limit: float
     num_heads: int
     num_kv_heads: int
     head_dim: int
     rotary_dim: int
     adjacent: int
+    first: int
+    inverse: int
+    groups: int
+    copies: int
+    frequency: int
+    iterations: int
     cache_kind: int
     cache_offset: int
+    row_kind: int
+    row_bytes: int
+    scale_bytes: int
+    plain: int
+    ratio: int
+    overlap: int
+    hadamard: int
+    top_k: int
+    num_experts: int
+    by_pair: int
+    unit_tokens: int
+    window: int
+    ring_offset: int
+    ring_rows: int
+    ring_kind: int
+    ring_row_bytes: int
+    ring_scale_bytes: int
 
 class BufferSpec:
     width: int
@@ -36,12 +63,17 @@ class BufferSpec:
     is_packed: int
     act: int
     is_private: int
+    rows_per_token: int
+    groups: int
+    header_bytes: int
 
 class WeightSpec:
     format: int
     out_width: int
     in_width: int
     pair: int
+    count: int
+    is_table: int
 
 class ExecutorSpec:
     ops: list[OpSpec]
@@ -58,12 +90,19 @@ class ExecutorSpec:
     partial_floats: int
     attend_rows: int
     attend_head_dim: int
+    work_bytes: int
+    candidate_bytes: int
+    num_frontiers: int
+    frontier_bytes: int
     logits: int
 
 class Executor:
     def __init__(self, cpus: Sequence[int], isa: str, spec: ExecutorSpec) -> None: ...
-    def load(self, index: int, fd: int, offset: int) -> None: ...
+    def load(self, index: int, part: int, fd: int, offset: int, scale_fd: int, scale_offset: int) -> None: ...
     def set_vector(self, index: int, values: NDArray[np.float32]) -> None: ...
+    def set_table(self, index: int, values: NDArray[np.int32]) -> None: ...
+    def block(self, index: int) -> NDArray[np.uint8]: ...
+    def frontier(self, slot: int) -> NDArray[np.uint8]: ...
     def touch(self) -> None: ...
     def step(
         self,

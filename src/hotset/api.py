@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from hotset.chat.tokenizer import open_tokenizer
 from hotset.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from hotset.checkpoint.manifest import Account, account
+from hotset.checkpoint.manifest import Account, account, formats_of
 from hotset.checkpoint.resolve import resolve_model
 from hotset.engine.engine import Engine
 from hotset.engine.native import NativeExecutor
 from hotset.engine.native_sampler import NativeSampler
+from hotset.kv.identity import identify
 from hotset.machine.memory import read_memory
 from hotset.machine.native import isa_in_use
 from hotset.machine.topology import default_threads, pick_cpus, read_topology
@@ -32,8 +32,8 @@ class Described:
 
     @property
     def formats(self) -> dict[str, str]:
-        """Stored format name by program key."""
-        return {key: info.format.name for key, info in self.account.loaded.items()}
+        """The program's format of every weight by key, see :func:`hotset.checkpoint.manifest.formats_of`."""
+        return formats_of(self.spec.tensors, self.account)
 
 
 def describe_model(model: str | Path, cache_format: str | None = None) -> Described:
@@ -58,9 +58,14 @@ def _cpus(threads: int | None) -> tuple[int, ...]:
 
 def plan_model(described: Described, wish: Wish) -> Plan:
     """Plan a run of ``described`` on this machine, from headers alone."""
+    return plan_spec(described.spec, described.formats, wish)
+
+
+def plan_spec(spec: ModelSpec, formats: Mapping[str, str], wish: Wish) -> Plan:
+    """Plan a run of a model that may have no files, its weights in ``formats`` by key, on this machine."""
     threads = len(_cpus(wish.threads))
     memory = read_memory()
-    return make_plan(described.spec, described.formats, wish, threads, memory.available_bytes, memory.source)
+    return make_plan(spec, formats, wish, threads, memory.available_bytes, memory.source)
 
 
 def load(
@@ -71,7 +76,7 @@ def load(
     prefill_chunk: int | None = None,
     max_sequences: int | None = None,
     prefix_tokens: int = 0,
-    cache_format: Literal["BF16", "F16"] | None = None,
+    cache_format: str | None = None,
     on_plan: Callable[[Plan], None] | None = None,
     progress: Callable[[str, int], None] | None = None,
 ) -> Engine:
@@ -84,7 +89,8 @@ def load(
         prefill_chunk: most tokens in one step; default from a workspace budget.
         max_sequences: most sequences at once; default 1, since each one costs a whole context of cache.
         prefix_tokens: tokens of finished requests that stay reusable beyond what live sequences need.
-        cache_format: of the cache rows; default BF16, or F16 where all weights are F32 or F16.
+        cache_format: of the cache rows, one of the family's; default what suits the weights (Llama: BF16, or F16 where
+            all weights are F32 or F16; DeepSeek-V4: FP8).
         on_plan: called with the plan after it was found to fit and before the first large allocation.
         progress: called with each tensor's name and bytes as it is loaded.
 
@@ -104,6 +110,7 @@ def load(
         tokenizer = open_tokenizer(checkpoint)
         executor = NativeExecutor(spec, described.formats, plan, cpus, isa_in_use())
         executor.load(checkpoint, described.account, progress)
+        identity = identify(spec, checkpoint, described.account, executor.isa)
     return Engine(
         executor,
         tokenizer,
@@ -113,4 +120,5 @@ def load(
         max_sequences=plan.max_sequences,
         eos_ids=spec.eos_ids,
         plan=plan,
+        identity=identity,
     )

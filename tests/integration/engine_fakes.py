@@ -8,7 +8,7 @@ compares tokens with :func:`answer` tests the whole path of blocks.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,13 +25,16 @@ VOCAB = 257
 
 
 class FakeExecutor:
-    """Checks every batch against the contract of ``hotset.engine.batch``, then answers it."""
+    """Checks every batch against the contract of ``hotset.engine.batch``, then answers it. It has no frontiers."""
+
+    num_frontiers = frontier_bytes = 0
 
     def __init__(self, num_blocks: int, max_tokens: int, max_outputs: int, block_tokens: int) -> None:
         self.num_blocks = num_blocks
         self.max_tokens = max_tokens
         self.max_outputs = max_outputs
         self.rows = np.full((num_blocks, block_tokens), -7, np.int32)
+        self.block_bytes = self.rows[0].nbytes
         self.batches: list[list[tuple[int, int]]] = []
         self.fail_with: BaseException | None = None
         self.poison: set[int] = set()
@@ -78,6 +81,17 @@ class FakeExecutor:
         read = [b for s in batch.segments for b in s.blocks[: s.position // block_tokens].tolist()]
         assert not set(read) & set(written), "a shared block is written"
 
+    def copy_block(self, block_id: int, out: np.ndarray) -> None:
+        out[:] = self.rows[block_id].view(np.uint8)
+
+    def restore_block(self, block_id: int, data: np.ndarray) -> None:
+        self.rows[block_id] = data.view(np.int32)
+
+    def copy_frontier(self, slot: int, out: np.ndarray) -> None:
+        raise AssertionError("this model has no frontier")
+
+    restore_frontier = copy_frontier
+
     def close(self) -> None:
         self.is_closed = True
 
@@ -120,13 +134,18 @@ def make_engine(
     return engine, executor
 
 
-def answer(prompt: list[int], sampling: Sampling, max_tokens: int) -> tuple[list[int], str, str]:
+def answer(
+    prompt: list[int],
+    sampling: Sampling,
+    max_tokens: int,
+    logits: Callable[[np.ndarray], np.ndarray] = prefix_logits,
+) -> tuple[list[int], str, str]:
     """Tokens, text and finish reason of a request, by a loop that has no blocks, steps or neighbours."""
     tokens, output = list(prompt), []
     choose = ReferenceSampler().start(sampling, sampling.seed or 0, len(prompt))
     while True:
         history = np.array(tokens, np.int32)
-        token = choose(prefix_logits(history), history, len(tokens))
+        token = choose(logits(history), history, len(tokens))
         tokens.append(token)
         output.append(token)
         if token == EOS and not sampling.ignore_eos:

@@ -148,7 +148,7 @@ def test_costs_add_weights_once_and_caches_each(monkeypatch: pytest.MonkeyPatch)
 
 def test_compute_kind_follows_most_of_the_bytes() -> None:
     def weight(key: str, rows: int) -> SimpleNamespace:
-        return SimpleNamespace(key=key, in_width=256, out_width=rows)
+        return SimpleNamespace(key=key, in_width=256, out_width=rows, count=1)
 
     program = SimpleNamespace(weights={"a": weight("a", 64), "b": weight("b", 16)})
     spec = SimpleNamespace(program=program)

@@ -36,7 +36,7 @@ EDGES = (
     1, 2, 3, 15, 16, 17, 31, 33, 255, 256, 257, 511, 512, 513, 1023, 1024, 1025, 1100, 1279, 1280, 1281, 1298, 1299,
 )  # fmt: skip
 # One format of each packing of input rows, and both formats of cache rows.
-FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q6_K", "F32 BF16", "Q8_0 F16")
+FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q6_K", "MXFP4", "F32 BF16", "Q8_0 F16")
 
 
 def shape(format: str) -> dict[str, int]:

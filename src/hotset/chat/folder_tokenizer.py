@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,12 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
 
-def read_folder_tokenizer(folder: Path) -> tuple[Backend, Vocabulary]:
-    """Load ``folder/tokenizer.json``; CheckpointError when it is missing, damaged or of a kind hotset cannot decode."""
+def read_folder_tokenizer(folder: Path, protocol_tokens: Collection[str] = ()) -> tuple[Backend, Vocabulary]:
+    """Load ``folder/tokenizer.json``; CheckpointError when it is missing, damaged or of a kind hotset cannot decode.
+
+    ``protocol_tokens`` are spellings that a dialect reads in answers and that no message may write, whatever the file
+    calls them.
+    """
     from tokenizers import Tokenizer as Backend
 
     path = folder / "tokenizer.json"
@@ -33,7 +37,7 @@ def read_folder_tokenizer(folder: Path) -> tuple[Backend, Vocabulary]:
         )
     data = read_config(path)
     spelling = _spelling(data, path)
-    added = _added_tokens(data, path)
+    added = _added_tokens(data, path, protocol_tokens)
     # Role markers that the file does not call special become so for the library, which can then leave them unread.
     guarded = {token.token_id for token in added if token.is_guarded}
     for entry in data.get("added_tokens") or []:
@@ -45,7 +49,7 @@ def read_folder_tokenizer(folder: Path) -> tuple[Backend, Vocabulary]:
     return backend, _vocabulary(backend, data, spelling, added, folder)
 
 
-def _added_tokens(data: Mapping[str, Any], path: Path) -> tuple[AddedToken, ...]:
+def _added_tokens(data: Mapping[str, Any], path: Path, protocol_tokens: Collection[str]) -> tuple[AddedToken, ...]:
     try:
         return tuple(
             AddedToken(
@@ -54,6 +58,7 @@ def _added_tokens(data: Mapping[str, Any], path: Path) -> tuple[AddedToken, ...]
                 is_control=bool(entry["special"]),
                 takes_space_before=bool(entry.get("lstrip")),
                 takes_space_after=bool(entry.get("rstrip")),
+                is_protocol=entry["content"] in protocol_tokens,
             )
             for entry in data.get("added_tokens") or []
         )
@@ -101,7 +106,7 @@ def _vocabulary(
     backend: Backend, data: Mapping[str, Any], spelling: Spelling, added: tuple[AddedToken, ...], folder: Path
 ) -> Vocabulary:
     settings = read_settings(folder)
-    kinds = {t.token_id: TokenKind.CONTROL if t.is_control else TokenKind.LITERAL for t in added}
+    kinds = {t.token_id: TokenKind.CONTROL if t.is_control and not t.is_protocol else TokenKind.LITERAL for t in added}
     if data["model"].get("byte_fallback"):
         kinds |= {i: TokenKind.BYTE for b in range(256) if (i := backend.token_to_id(f"<0x{b:02X}>")) is not None}
     bos_id = _named_token(backend, settings.get("bos_token"))

@@ -54,6 +54,8 @@ _CUTS = {
     "glm4": Cut((_LLAMA3,)),
     "chatglm-bpe": Cut((_LLAMA3,)),
     "deepseek-v3": Cut((r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK_V3)),
+    # Under this name DeepSeek-V4 is converted.
+    "joyai-llm": Cut((r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK_V3)),
 }
 
 

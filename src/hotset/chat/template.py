@@ -12,7 +12,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hotset.chat.dialect import AnswerParser, ChatSettings, Coder, Message, PlainParser
 from hotset.chat.folder_tokenizer import read_config, read_settings
+from hotset.chat.guard import Guard
 from hotset.errors import CheckpointError, RequestError
 
 if TYPE_CHECKING:
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
 
 #: Names that the renderer itself gives to a template.
 _OURS = frozenset({"messages", "bos_token", "eos_token", "raise_exception", "strftime_now"})
-
-Message = Mapping[str, Any]
+#: What templates call settings that have no common name.
+_NAMES = {"thinking": ("thinking", "enable_thinking"), "effort": ("effort", "reasoning_effort")}
 
 
 class _Refusal(Exception):
@@ -78,6 +80,38 @@ class ChatTemplate:
                 f"the chat template cannot render these messages: {error}",
                 'each message needs a role and a text, e.g. {"role": "user", "content": "Hello"}',
             ) from error
+
+
+class TemplateDialect:
+    """Implements :class:`hotset.chat.dialect.Dialect` with the checkpoint's own template."""
+
+    name = "chat template"
+
+    def __init__(self, template: ChatTemplate, guard: Guard, coder: Coder) -> None:
+        """``coder`` is the tokenizer of the checkpoint, ``guard`` keeps its control tokens out of messages."""
+        self._template = template
+        self._guard = guard
+        self._coder = coder
+
+    def encode(self, messages: Sequence[Message], settings: ChatSettings) -> list[int]:
+        """Return the tokens of the conversation up to the opening of the model's turn, see ``Dialect``."""
+        (messages, options), mark = self._guard.protect((list(messages), self._options(settings)))
+        text = self._template.render(messages, options)
+        if mark is None:
+            return self._coder.encode_prompt(text)
+        return self._coder.encode_parts(self._guard.split(text, mark))
+
+    def parser(self, messages: Sequence[Message], settings: ChatSettings) -> AnswerParser:
+        """Templates say nothing about answers, so all text is content."""
+        return PlainParser()
+
+    def _options(self, settings: ChatSettings) -> dict[str, Any]:
+        """The settings under the names that the template has for them; one without a name is left for it to refuse."""
+        options = dict(settings.variables)
+        for setting, value in settings.named.items():
+            names = _NAMES.get(setting, (setting,))
+            options[next((name for name in names if name in self._template.variables), setting)] = value
+        return options
 
 
 def _plain(message: Message) -> dict[str, Any]:

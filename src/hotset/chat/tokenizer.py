@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from hotset.chat.detokenize import Detokenizer, decode
+from hotset.chat.dialect import AnswerParser, ChatSettings, Dialect, DialectChoice, find_folder_dialect
 from hotset.chat.folder_tokenizer import read_folder_tokenizer
 from hotset.chat.gguf_tokenizer import read_gguf_tokenizer
 from hotset.chat.guard import Guard
 from hotset.chat.stream import AnswerStream
-from hotset.chat.template import ChatTemplate, find_folder_template, find_gguf_template
+from hotset.chat.template import ChatTemplate, TemplateDialect, find_folder_template, find_gguf_template
 from hotset.chat.vocabulary import Vocabulary
-from hotset.errors import InternalError, RequestError
+from hotset.errors import CheckpointError, InternalError, RequestError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -29,16 +30,29 @@ class Tokenizer:
     the content of messages (see :mod:`hotset.chat.guard`).
     """
 
-    def __init__(self, backend: Backend, vocabulary: Vocabulary, template_source: str | None = None) -> None:
-        """Wrap a tokenizer of the tokenizers library; CheckpointError when the template is not valid."""
+    def __init__(
+        self,
+        backend: Backend,
+        vocabulary: Vocabulary,
+        template_source: str | None = None,
+        choice: DialectChoice | None = None,
+    ) -> None:
+        """Wrap a tokenizer of the tokenizers library; CheckpointError when the template is not valid.
+
+        Conversations are written in the dialect of ``choice``, or else with the template.
+        """
         self._backend = backend
         self._vocabulary = vocabulary
-        self._guard = Guard(vocabulary.added)
         self._bytes: dict[int, bytes] = {}
         self.template = None
-        if template_source is not None:
+        #: How conversations are written; None when the checkpoint does not say.
+        self.dialect: Dialect | None = None
+        if choice is not None:
+            self.dialect = choice.make(self)
+        elif template_source is not None:
             bos, eos = self._text(vocabulary.bos_id), self._text(vocabulary.eos_id)
             self.template = ChatTemplate(template_source, bos_token=bos, eos_token=eos)
+            self.dialect = TemplateDialect(self.template, Guard(vocabulary.added), self)
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Self:
@@ -46,9 +60,14 @@ class Tokenizer:
         return cls(*read_gguf_tokenizer(metadata), find_gguf_template(metadata))
 
     @classmethod
-    def from_folder(cls, folder: Path) -> Self:
-        """Load tokenizer.json and the chat template of a model folder; CheckpointError when they cannot be used."""
-        return cls(*read_folder_tokenizer(folder), find_folder_template(folder))
+    def from_folder(cls, folder: Path, family: str | None = None) -> Self:
+        """Load tokenizer.json and the dialect of a model folder; CheckpointError when they cannot be used.
+
+        ``family`` is the architecture that the checkpoint states, for families that bring more than a template.
+        """
+        template = find_folder_template(folder)
+        choice = find_folder_dialect(family, folder, has_template=template is not None)
+        return cls(*read_folder_tokenizer(folder, choice.protocol_tokens if choice else ()), template, choice)
 
     def _text(self, token_id: int | None) -> str:
         return "" if token_id is None else self._vocabulary.text_of(token_id) or ""
@@ -74,6 +93,12 @@ class Tokenizer:
         With ``parses_control`` the spelling of a control token becomes that token; without, it is ordinary text.
         """
         backend = self._backend if parses_control else self._plain_backend
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the text holds half a character at {error.start} ({text[error.start]!r}), which UTF-8 cannot write"
+            ) from error
         return backend.encode(text, add_special_tokens=False).ids
 
     def encode_prompt(self, text: str) -> list[int]:
@@ -86,18 +111,41 @@ class Tokenizer:
     def encode_messages(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[int]:
         """Return the tokens of a conversation up to the opening of the model's turn.
 
-        The content of a message cannot write control tokens. RequestError when there is no template, or it refuses.
+        ``options`` are the fields of :class:`hotset.chat.dialect.ChatSettings`, and variables of the template. The
+        content of a message cannot write control tokens. RequestError when there is no dialect, or it refuses.
         """
-        if self.template is None:
+        return self._require_dialect().encode(messages, ChatSettings.from_options(options))
+
+    def answer_parser(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> AnswerParser:
+        """Return a parser for the answer to this conversation; arguments and errors as for ``encode_messages``."""
+        return self._require_dialect().parser(messages, ChatSettings.from_options(options))
+
+    def _require_dialect(self) -> Dialect:
+        if self.dialect is None:
             raise RequestError("this model has no chat template", "give the prompt as text instead of messages")
-        (messages, options), mark = self._guard.protect((list(messages), dict(options)))
-        text = self.template.render(messages, options)
-        if mark is None:
-            return self.encode_prompt(text)
+        return self.dialect
+
+    def encode_parts(self, parts: Iterable[int | str]) -> list[int]:
+        """Return the tokens of a prompt that comes as token ids and as texts, which cannot write control tokens."""
         ids: list[int] = []
-        for part in self._guard.split(text, mark):
-            ids += [part] if isinstance(part, int) else self._encode_guarded(part)
+        # Neighbouring texts are one text: words may join over their border.
+        texts: list[str] = []
+        for part in (*parts, None):
+            if isinstance(part, str):
+                texts.append(part)
+                continue
+            if any(texts):
+                ids += self._encode_guarded("".join(texts))
+            texts.clear()
+            if part is not None:
+                ids.append(part)
         return self._with_prefix(ids)
+
+    def control_id(self, spelling: str) -> int:
+        """Return the id of an added token; CheckpointError when there is none of this spelling."""
+        if spelling not in self._added_ids:
+            raise CheckpointError(f"the tokenizer has no token {spelling}, which the model's prompt needs")
+        return self._added_ids[spelling]
 
     def _encode_guarded(self, text: str) -> list[int]:
         ids = self.encode(text, parses_control=False)
@@ -112,6 +160,10 @@ class Tokenizer:
     @cached_property
     def _guarded_ids(self) -> frozenset[int]:
         return frozenset(token.token_id for token in self._vocabulary.added if token.is_guarded)
+
+    @cached_property
+    def _added_ids(self) -> dict[str, int]:
+        return {token.content: token.token_id for token in self._vocabulary.added}
 
     @cached_property
     def _plain_backend(self) -> Backend:
@@ -143,4 +195,4 @@ def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     """Return the tokenizer of a checkpoint: the one inside a GGUF file, or beside the files of a folder."""
     if checkpoint.kind == "gguf":
         return Tokenizer.from_gguf(checkpoint.metadata)
-    return Tokenizer.from_folder(checkpoint.files[0].parent)
+    return Tokenizer.from_folder(checkpoint.files[0].parent, checkpoint.metadata.get("model_type"))

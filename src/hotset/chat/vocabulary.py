@@ -44,8 +44,9 @@ class TokenKind(Enum):
 class AddedToken:
     """A token that is looked for in the text before it is split into pieces.
 
-    ``is_guarded`` ones cannot be written by the content of a message: control tokens, and literal ones that look like
-    role markers (``<|user|>``, ``<｜User｜>``), which some checkpoints do not call control tokens.
+    ``is_guarded`` ones cannot be written by the content of a message: control tokens, literal ones that look like role
+    markers (``<|user|>``, ``<｜User｜>``), which some checkpoints do not call control tokens, and those that a dialect
+    names (``is_protocol``), which besides are visible in answers.
     """
 
     content: str
@@ -53,10 +54,11 @@ class AddedToken:
     is_control: bool
     takes_space_before: bool = False
     takes_space_after: bool = False
+    is_protocol: bool = False
 
     @property
     def is_guarded(self) -> bool:
-        return len(self.content) > 1 and (self.is_control or is_role_marker(self.content))
+        return len(self.content) > 1 and (self.is_control or self.is_protocol or is_role_marker(self.content))
 
 
 def is_role_marker(content: str) -> bool:

@@ -54,17 +54,23 @@ class Checkpoint:
 
     def raw(self, name: str) -> Bytes:
         """Return the bytes of a tensor: uint8 [nbytes], read-only, a view of the file."""
-        info = self._info(name)
-        if not self._maps:
-            raise InternalError(f"{self.path} was closed before tensor {shown(name)} was read")
-        return np.frombuffer(self._maps[info.file_id], np.uint8, info.nbytes, info.offset)
+        return self.view(self._info(name))
 
     def array(self, name: str) -> Floats:
         """Return a tensor as a new float32 array of its shape; CheckpointError when its format is not runnable."""
-        info = self._info(name)
+        return self.values(self._info(name))
+
+    def view(self, info: TensorInfo) -> Bytes:
+        """Return the bytes that ``info``, a tensor or a part of one, names: as :meth:`raw`."""
+        if not self._maps:
+            raise InternalError(f"{self.path} was closed before tensor {shown(info.name)} was read")
+        return np.frombuffer(self._maps[info.file_id], np.uint8, info.nbytes, info.offset)
+
+    def values(self, info: TensorInfo) -> Floats:
+        """Return what ``info``, a tensor or a part of one, names as float32: as :meth:`array`."""
         if not info.format.is_runnable:
-            raise CheckpointError(refusal(shown(name), info.format))
-        return dequantize(info.format, self.raw(name), info.shape)
+            raise CheckpointError(refusal(shown(info.name), info.format))
+        return dequantize(info.format, self.view(info), info.shape)
 
     def _info(self, name: str) -> TensorInfo:
         info = self.tensors.get(name)

@@ -105,6 +105,9 @@ _TABLE = (
     Format("F8_E4M3FNUZ", 1, 1, None, "F8_E4M3FNUZ"),
     Format("F8_E5M2FNUZ", 1, 1, None, "F8_E5M2FNUZ"),
     Format("C64", 1, 8, None, "C64"),
+    # A program's name for F8_E4M3 weights with one F8_E8M0 scale per 128x128 of them; the scales, a tensor of their
+    # own in files, are not counted here. No file names a tensor so.
+    Format("FP8", 1, 1),
 )
 
 FORMATS: dict[str, Format] = {format.name: format for format in _TABLE}
@@ -122,6 +125,24 @@ REMOVED_GGML_TYPES: dict[int, str] = {
     37: "IQ4_NL_4_8",
     38: "IQ4_NL_8_8",
 }
+
+
+#: Twice the values of e2m1 (4 bits: sign, 2 exponent, 1 mantissa), which makes them integers. OCP MX, table 5.
+E2M1_DOUBLED = np.array((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), np.int8)
+
+
+def _e4m3_values() -> Floats:
+    code = np.arange(256)
+    exponent, mantissa = code >> 3 & 15, code & 7
+    size = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(8.0 + mantissa, exponent - 10))
+    size[(code & 127) == 127] = np.nan
+    return np.where(code < 128, size, -size).astype(np.float32)
+
+
+#: Value of every e4m3 byte: largest 448, smallest step 2^-9, no infinities, 0x7F and 0xFF are NaN. OCP FP8, table 1.
+E4M3 = _e4m3_values()
+#: Value of every e8m0 byte: 2^(byte - 127), 255 is NaN. OCP MX, table 7.
+E8M0 = np.concatenate((np.ldexp(np.float32(1), np.arange(-127, 128)), [np.nan])).astype(np.float32)
 
 
 def _half(blocks: Bytes, start: int) -> Floats:
@@ -163,6 +184,12 @@ def _decode_q4_1(blocks: Bytes) -> Floats:
     return _half(blocks, 0) * q + _half(blocks, 2)
 
 
+def _decode_mxfp4(blocks: Bytes) -> Floats:
+    """Byte e; nibbles as in Q4_0, each an e2m1 code. y = e2m1 2^(e - 127); as in ggml, e = 255 is no NaN."""
+    q = E2M1_DOUBLED[_nibbles(blocks[:, 1:]).reshape(-1, 32)].astype(np.float32)
+    return np.ldexp(q, blocks[:, :1].astype(np.int32) - 128)
+
+
 def _decode_q4_k(blocks: Bytes) -> Floats:
     """Half d, half dmin, 12 bytes of eight 6-bit scales and minima, 128 bytes of nibbles.
 
@@ -199,6 +226,7 @@ _DECODERS: dict[str, Callable[[Bytes], Floats]] = {
     "Q4_1": _decode_q4_1,
     "Q4_K": _decode_q4_k,
     "Q6_K": _decode_q6_k,
+    "MXFP4": _decode_mxfp4,
 }
 
 RUNNABLE: tuple[str, ...] = tuple(_DECODERS)

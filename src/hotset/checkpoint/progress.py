@@ -1,4 +1,4 @@
-"""How a download tells how far it is: a bar on a terminal, plain lines in a log."""
+"""How a download, or the writing of a large file, tells how far it is: a bar on a terminal, plain lines in a log."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ class SilentProgress:
 class LineProgress:
     """One plain line for every tenth of the way."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, verb: str = "fetch") -> None:
         self._stream = stream
+        self._verb = verb
         self._lock = threading.Lock()
         self._total = 0
         self._done = 0
@@ -50,7 +51,7 @@ class LineProgress:
 
     def start(self, total_bytes: int, done_bytes: int) -> None:
         already = f", {format_bytes(done_bytes)} of it already here" if done_bytes else ""
-        self.say(f"{format_bytes(total_bytes)} to fetch{already}")
+        self.say(f"{format_bytes(total_bytes)} to {self._verb}{already}")
         with self._lock:
             self._total, self._done = total_bytes, done_bytes
             self._next_tenth = done_bytes * 10 // max(1, total_bytes) + 1

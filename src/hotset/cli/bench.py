@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -35,8 +35,8 @@ def _counts(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int
 @click.option("--repeats", type=click.IntRange(min=1), default=5, show_default=True, help="Samples of each row.")
 @click.option(
     "--cache-format",
-    type=click.Choice(["BF16", "F16"]),
-    help="Format of the cache rows [default: BF16, or F16 where all weights are F32 or F16].",
+    metavar="NAME",
+    help="Format of the cache rows: BF16, F16 (Llama), FP8, BF16, FP4 (DeepSeek-V4) [default: suits the weights].",
 )
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads [default: one a core].")
 @click.option("--json", "as_json", is_flag=True, help="Print conditions and all raw samples as JSON.")
@@ -46,7 +46,7 @@ def command(
     prefills: tuple[int, ...],
     sequences: tuple[int, ...],
     repeats: int,
-    cache_format: Literal["BF16", "F16"] | None,
+    cache_format: str | None,
     threads: int | None,
     as_json: bool,
 ) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hotset.cli.answer import Answer, stream_answer
 from hotset.errors import HotsetError, RequestError
@@ -32,14 +32,22 @@ class Chat:
     """A conversation: its messages, and the last answer."""
 
     def __init__(
-        self, engine: Engine, model: str, sampling: Sampling, system: str | None, *, show_stats: bool = False
+        self,
+        engine: Engine,
+        model: str,
+        sampling: Sampling,
+        system: str | None,
+        *,
+        show_stats: bool = False,
+        chat_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.engine = engine
         self.model = model
         self.sampling = sampling
         self.system = system
         self.show_stats = show_stats
-        self.turns: list[dict[str, str]] = []
+        self.chat_options = dict(chat_options or {})
+        self.turns: list[dict[str, Any]] = []
         self.last: Answer | None = None
         self._saved: set[Path] = set()
         self._commands: dict[str, Callable[[str], None]] = {
@@ -51,9 +59,9 @@ class Chat:
         }
 
     @property
-    def messages(self) -> list[dict[str, str]]:
+    def messages(self) -> list[dict[str, Any]]:
         """The conversation as the model gets it."""
-        head = [{"role": "system", "content": self.system}] if self.system else []
+        head: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
         return [*head, *self.turns]
 
     def run(self, read_line: Callable[[str], str]) -> None:
@@ -90,10 +98,12 @@ class Chat:
 
     def _answer(self, text: str) -> None:
         question = {"role": "user", "content": text}
-        answer = stream_answer(self.engine, [*self.messages, question], self.sampling, _write)
+        messages = [*self.messages, question]
+        answer = stream_answer(self.engine, messages, self.sampling, _write, chat_options=self.chat_options)
         _write("\n")
+        answer.note_oddities()
         # Also a stopped answer stays in the conversation, as the person saw it.
-        self.turns += [question, {"role": "assistant", "content": answer.text}]
+        self.turns += [question, answer.message()]
         self.last = answer
         if answer.is_interrupted:
             note("[stopped]")

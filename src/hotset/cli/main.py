@@ -35,6 +35,7 @@ VERBS = {
     "probe": "Measure what this machine's memory and processor can do.",
     "bench": "Measure a model's speed as a share of the machine's.",
     "pull": "Fetch a model.",
+    "synth": "Write a random checkpoint in a model's layout.",
     "list": "List the models that were fetched.",
     "version": "Show versions and instruction sets.",
 }

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hotset.models.spec import ModelSpec
+    from hotset.plan.budget import Wish
+    from hotset.plan.devices import WeightBytes
 
 
 @click.command(name="plan")
@@ -25,35 +33,82 @@ import click
 )
 @click.option(
     "--cache-format",
-    type=click.Choice(["BF16", "F16"]),
-    help="Format of the cache rows [default: BF16, or F16 where all weights are F32 or F16].",
+    metavar="NAME",
+    help="Format of the cache rows: BF16, F16 (Llama), FP8, BF16, FP4 (DeepSeek-V4) [default: suits the weights].",
 )
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads [default: one a core].")
+@click.option("--machine", metavar="NAME", help="Plan for this machine instead of the one here: dual-gh200.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def command(
     model: str,
     context: int | None,
     sequences: int | None,
     prefill_chunk: int | None,
-    cache_format: Literal["BF16", "F16"] | None,
+    cache_format: str | None,
     threads: int | None,
+    machine: str | None,
     as_json: bool,
 ) -> None:
     """Show the memory that MODEL needs, held against what this process may use.
 
-    Only headers are read, so this takes less than a second, and the plan is what `hotset run` and `hotset.load`
-    allocate. A plan that does not fit is printed as well; the error after it (exit code 3) names the largest term and a
-    setting that fits.
-    """
-    from hotset.api import describe_model, plan_model
-    from hotset.machine.topology import pick_cpus, read_topology
-    from hotset.plan.budget import Wish, require_fit
-    from hotset.plan.explain import explain
+    Only headers are read, so this takes seconds for a model of any size, and the plan is what `hotset run` and
+    `hotset.load` allocate. MODEL may also be one that is not here: deepseek-v4-flash, deepseek-v4-pro. A plan that does
+    not fit is printed as well; the error after it (exit code 3) names the largest term and a setting that fits.
 
-    if threads is not None:
-        pick_cpus(read_topology(), threads)  # refuses more than there are
+    With --machine the plan is for each device of another machine: weights, the cache in every form, the workspace of
+    every chunk, and what the paged layout of other engines would take.
+    """
+    from hotset.plan.budget import Wish
+
+    wish = Wish(context, sequences, prefill_chunk, threads)
+    spec, formats, weights = _described(model, cache_format)
+    if machine is None:
+        _plan_here(spec, formats, wish, as_json)
+    else:
+        if threads is not None:
+            raise click.BadParameter("is for this machine, not for another", param_hint="'--threads'")
+        _plan_devices(spec, formats, weights, machine, wish, as_json)
+
+
+def _described(model: str, cache_format: str | None) -> tuple[ModelSpec, Mapping[str, str], WeightBytes]:
+    """A model by its files, or by its card when there are none of that name."""
+    from hotset.api import describe_model
+    from hotset.checkpoint.manifest import declared_formats
+    from hotset.models.spec import with_cache_format
+    from hotset.plan.cards import describe_config, is_card, read_card
+    from hotset.plan.devices import WeightBytes, declared_bytes
+
+    if is_card(model) and not Path(model).exists():
+        spec = describe_config(model, read_card(model).config)
+        formats = declared_formats(spec.tensors)
+        return with_cache_format(spec, formats, cache_format), formats, declared_bytes(spec.tensors)
     described = describe_model(model, cache_format)
     with described.checkpoint:
-        plan = plan_model(described, Wish(context, sequences, prefill_chunk, threads))
+        loaded = {info.name: info for info in described.account.loaded.values()}
+        spare = described.account.ignored
+        weights = WeightBytes(
+            len(loaded), sum(info.nbytes for info in loaded.values()),
+            len(spare), sum(info.nbytes for info, _ in spare), spare[0][1] if spare else "",
+        )  # fmt: skip
+        return described.spec, described.formats, weights
+
+
+def _plan_here(spec: ModelSpec, formats: Mapping[str, str], wish: Wish, as_json: bool) -> None:
+    from hotset.api import plan_spec
+    from hotset.plan.budget import require_fit
+    from hotset.plan.explain import explain
+
+    plan = plan_spec(spec, formats, wish)
     click.echo(json.dumps(plan.to_json(), indent=2) if as_json else "\n".join(explain(plan)))
     require_fit(plan)
+
+
+def _plan_devices(
+    spec: ModelSpec, formats: Mapping[str, str], weights: WeightBytes, machine: str, wish: Wish, as_json: bool
+) -> None:
+    from hotset.machine.presets import find_preset
+    from hotset.plan.devices import explain_devices, plan_devices, require_device_fit
+
+    plan = plan_devices(spec, formats, weights, find_preset(machine), wish)
+    click.echo(json.dumps(plan.to_json(), indent=2) if as_json else "\n".join(explain_devices(plan)))
+    require_device_fit(plan)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -35,6 +35,12 @@ SAMPLING_FIELDS = (
 @click.argument("prompt", required=False)
 @click.option("--system", metavar="TEXT", help="System message: how the model should behave.")
 @click.option("--raw", is_flag=True, help="Give the prompt to the model as it is, without the chat template.")
+@click.option(
+    "--thinking",
+    type=click.Choice(["on", "off"]),
+    help="Reason before the answer, where the model has the choice [default: the model's].",
+)
+@click.option("--effort", metavar="LEVEL", help="How hard to reason, by the model's own names: low, high, max, ...")
 @click.option("--temperature", type=float, metavar="X", help="0 takes the most likely token [default: 0].")
 @click.option("--top-k", type=int, metavar="N", help="Sample from the N most likely tokens; 0 is all [default: 0].")
 @click.option("--top-p", type=float, metavar="X", help="Sample from the likeliest tokens that sum to X [default: 1].")
@@ -56,8 +62,8 @@ SAMPLING_FIELDS = (
 )
 @click.option(
     "--cache-format",
-    type=click.Choice(["BF16", "F16"]),
-    help="Format of the cache rows [default: BF16, or F16 where all weights are F32 or F16].",
+    metavar="NAME",
+    help="Format of the cache rows: BF16, F16 (Llama), FP8, BF16, FP4 (DeepSeek-V4) [default: suits the weights].",
 )
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads [default: one a core].")
 @click.option(
@@ -69,10 +75,12 @@ def command(
     prompt: str | None,
     system: str | None,
     raw: bool,
+    thinking: str | None,
+    effort: str | None,
     stop: tuple[str, ...],
     ignore_eos: bool,
     context: int | None,
-    cache_format: Literal["BF16", "F16"] | None,
+    cache_format: str | None,
     threads: int | None,
     show_stats: bool,
     as_json: bool,
@@ -93,6 +101,9 @@ def command(
 
     if raw and system is not None:
         raise RequestError("--raw and --system do not go together: a system message needs the chat template")
+    chat_options = _chat_options(thinking, effort)
+    if raw and chat_options:
+        raise RequestError(f"--raw and --{next(iter(chat_options))} do not go together: the prompt is given as it is")
     given = {name: settings[name] for name in SAMPLING_FIELDS if settings[name] is not None}
     sampling = hotset.Sampling(stop=stop, ignore_eos=ignore_eos, **given)
     text = _prompt_text(prompt)
@@ -107,9 +118,9 @@ def command(
     with hotset.load(model, threads=threads, context=context, max_sequences=1, cache_format=cache_format) as engine:
         if text is None:
             _enable_line_editing()
-            Chat(engine, model, sampling, system, show_stats=show_stats).run(input)
+            Chat(engine, model, sampling, system, show_stats=show_stats, chat_options=chat_options).run(input)
         else:
-            _one_answer(engine, model, _one_prompt(text, system, raw), sampling, show_stats, as_json)
+            _one_answer(engine, model, _one_prompt(text, system, raw), sampling, chat_options, show_stats, as_json)
 
 
 def _prompt_text(prompt: str | None) -> str | None:
@@ -135,19 +146,31 @@ def _one_prompt(text: str, system: str | None, raw: bool) -> str | list[dict[str
     return [*head, {"role": "user", "content": text}]
 
 
+def _chat_options(thinking: str | None, effort: str | None) -> dict[str, Any]:
+    options: dict[str, Any] = {} if thinking is None else {"thinking": thinking == "on"}
+    return options if effort is None else options | {"effort": effort}
+
+
 def _one_answer(
-    engine: Any, model: str, prompt: str | list[dict[str, str]], sampling: Sampling, show_stats: bool, as_json: bool
+    engine: Any,
+    model: str,
+    prompt: str | list[dict[str, str]],
+    sampling: Sampling,
+    chat_options: dict[str, Any],
+    show_stats: bool,
+    as_json: bool,
 ) -> None:
     def write(piece: str) -> None:
         if not as_json:
             sys.stdout.write(piece)
             sys.stdout.flush()
 
-    answer = stream_answer(engine, prompt, sampling, write)
+    answer = stream_answer(engine, prompt, sampling, write, chat_options=chat_options, shows_reasoning=not as_json)
     if as_json:
         click.echo(json.dumps({"model": model} | answer.to_json(), indent=2, ensure_ascii=False))
     else:
         write("\n")
+        answer.note_oddities()
     if show_stats:
         note(answer.stats())
     if answer.is_interrupted:

@@ -8,6 +8,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hotset.kv.store import CacheStore
+
 
 @dataclass(slots=True)
 class Segment:
@@ -19,12 +21,15 @@ class Segment:
         position: position of the first one in its sequence.
         blocks: int32 ids of the blocks that cover positions ``0..position + count - 1``. A view, valid during the
             step. Blocks before the one that holds ``position`` are full and only read; the rest are written.
+        frontier: index of the sequence's frontier, 0 for a model that has none. It stands at ``position`` before the
+            step and at ``position + count`` after it. At position 0 it holds anything and nothing of it is read.
     """
 
     first: int
     count: int
     position: int
     blocks: NDArray[np.int32]
+    frontier: int = 0
 
 
 @dataclass(slots=True)
@@ -42,10 +47,11 @@ class StepBatch:
     outputs: NDArray[np.int32]
 
 
-class Executor(Protocol):
-    """Runs a program on a batch. Owns the weights and the memory of ``num_blocks`` cache blocks.
+class Executor(CacheStore, Protocol):
+    """Runs a program on a batch. Owns the weights, and the memory of cache blocks and frontiers.
 
-    Not thread-safe. A step that raises may have written rows of the blocks its segments write, nothing else.
+    Not thread-safe. A step that raises may have written rows of the blocks its segments write, and may have left their
+    frontiers in any state; it has changed nothing else.
     """
 
     num_blocks: int

@@ -9,7 +9,9 @@ from __future__ import annotations
 import secrets
 from collections import Counter, abc, deque
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -23,13 +25,14 @@ from hotset.engine.request import Request
 from hotset.engine.sampler import Sampler
 from hotset.engine.sampling import Sampling
 from hotset.engine.scheduler import Scheduler, Step
-from hotset.engine.scoring import score
+from hotset.engine.scoring import compute, score
 from hotset.engine.sequence import Sequence
 from hotset.engine.text import TextCodec
 from hotset.engine.turns import Turns
 from hotset.errors import HotsetError, InternalError, RequestError
-from hotset.kv.frontier import Frontier
-from hotset.kv.memory import CacheMemory
+from hotset.kv.identity import Identity
+from hotset.kv.memory import BlockTable, CacheMemory
+from hotset.kv.session import Session, open_session, save_session
 from hotset.program.cache import BLOCK_TOKENS
 
 
@@ -37,8 +40,10 @@ from hotset.program.cache import BLOCK_TOKENS
 class EngineStats:
     """Counts since the engine was made, and the accounts of the moment.
 
-    Token counts are those of ended requests; ``num_cached_tokens`` are the prompt tokens that were not computed.
-    ``finished`` counts requests by finish reason. ``num_blocks`` is free + used + cached.
+    Token counts are those of ended requests; ``num_cached_tokens`` are the prompt tokens that were not computed, and
+    ``num_recomputed_tokens`` those that were although their blocks were cached (see :class:`Finished`). ``finished``
+    counts requests by finish reason. ``num_blocks`` is free + used + cached. ``snapshot_spacing`` is the number of
+    tokens between two snapshots of the frontier that a short prompt leaves; 0 when none are kept.
     """
 
     num_waiting: int
@@ -46,6 +51,7 @@ class EngineStats:
     num_steps: int
     num_prompt_tokens: int
     num_cached_tokens: int
+    num_recomputed_tokens: int
     num_generated_tokens: int
     finished: dict[str, int]
     num_blocks: int
@@ -53,6 +59,9 @@ class EngineStats:
     num_used_blocks: int
     num_cached_blocks: int
     num_reserved_blocks: int
+    num_snapshots: int
+    num_used_snapshots: int
+    snapshot_spacing: int
 
 
 class Engine:
@@ -73,21 +82,29 @@ class Engine:
         prefill_chunk: int | None = None,
         eos_ids: Collection[int] = (),
         plan: Any = None,
-        frontier: Frontier | None = None,
+        num_snapshots: int = 0,
+        identity: Identity | None = None,
         block_tokens: int = BLOCK_TOKENS,
     ) -> None:
         """Make an engine that owns ``executor`` and closes it.
 
         ``max_context`` counts prompt and output tokens of one sequence. ``prefill_chunk`` is the most tokens of one
         step, at most (and by default) ``executor.max_tokens``. ``eos_ids`` are added to those of ``codec``; without a
-        ``codec`` prompts are token ids and pieces have no text. RequestError when the numbers do not go together.
+        ``codec`` prompts are token ids and pieces have no text. ``num_snapshots`` frontiers are kept for reuse, if the
+        model has any. Without an ``identity`` sessions cannot be saved or loaded. RequestError when the numbers do not
+        go together.
         """
         self._max_tokens = executor.max_tokens if prefill_chunk is None else prefill_chunk
         if not 1 <= self._max_tokens <= executor.max_tokens:
             raise RequestError(
                 f"prefill_chunk is {prefill_chunk}, expected 1 to {executor.max_tokens}, the room of the executor"
             )
-        self._memory = CacheMemory(executor.num_blocks, frontier, block_tokens)
+        if executor.frontier_bytes and executor.num_frontiers < max_sequences:
+            raise RequestError(
+                f"max_sequences is {max_sequences}, the executor holds {executor.num_frontiers} frontiers",
+                f"at most {executor.num_frontiers} sequences",
+            )
+        self._memory = CacheMemory(executor.num_blocks, block_tokens, executor, num_snapshots)
         self._scheduler = Scheduler(self._memory, self._max_tokens, executor.max_outputs, max_sequences)
         self._executor = executor
         self._codec = codec
@@ -96,6 +113,7 @@ class Engine:
         self._max_context = max_context
         self._eos_ids = frozenset(eos_ids) | frozenset(codec.eos_ids if codec else ())
         self._plan = plan
+        self._identity = identity
         self._turns = Turns(self._settle)
         # Other threads only append here; the thread that has the turn empties both.
         self._arrivals: deque[Sequence] = deque()
@@ -181,13 +199,14 @@ class Engine:
         """Return counts and accounts, between two steps."""
         with self._turns.take():
             self._settle()
-            pool = self._memory.pool
+            pool, frontiers = self._memory.pool, self._memory.frontiers
             return EngineStats(
                 num_waiting=len(self._scheduler.waiting),
                 num_running=len(self._scheduler.running),
                 num_steps=self._num_steps,
                 num_prompt_tokens=self._totals["prompt"],
                 num_cached_tokens=self._totals["cached"],
+                num_recomputed_tokens=self._totals["recomputed"],
                 num_generated_tokens=self._totals["generated"],
                 finished=dict(self._finished),
                 num_blocks=pool.num_blocks,
@@ -195,12 +214,82 @@ class Engine:
                 num_used_blocks=pool.num_used,
                 num_cached_blocks=pool.num_cached,
                 num_reserved_blocks=pool.num_reserved,
+                num_snapshots=frontiers.num_snapshots,
+                num_used_snapshots=frontiers.num_used,
+                snapshot_spacing=frontiers.spacing(1),
             )
 
     def clear_cache(self) -> None:
         """Forget every cached prefix that no running request uses."""
         with self._turns.take():
-            self._memory.pool.evict_all()
+            self._memory.forget()
+
+    def save_session(self, path: str | Path, what: Request | abc.Sequence[int] | NDArray[np.integer[Any]]) -> Session:
+        """Write the cached rows of a sequence to a file, from which :meth:`load_session` goes on with the same bits.
+
+        ``what`` is a request of this engine, which may still be running, or token ids. What is not in the cache of them
+        is computed first: for a request that has ended, the end of its answer, at most a few hundred tokens. The file
+        is readable by its owner only; it holds the tokens in clear. Running requests pause meanwhile.
+
+        Raises:
+            RequestError: fewer than 2 tokens, or more than fit beside the running requests.
+            MachineError: the file cannot be written; an older file of that name is then still whole.
+        """
+        identity = self._require_identity()
+        source = what if isinstance(what, Request) else encode(what, {}, None, self._vocab_size)
+        with self._turns.take():
+            self._check_open()
+            self._settle()
+            self._scheduler.requeue_torn()
+            tokens, table = self._state(source)
+            try:
+                with self._computed(tokens) if table is None else nullcontext(table) as table:
+                    return save_session(Path(path), self._memory, identity, table, tokens)
+            except Exception as error:
+                raise _wrap(error) from error
+
+    def _state(self, source: Request | NDArray[np.int32]) -> tuple[NDArray[np.int32], BlockTable | None]:
+        """The tokens of a session, and the table that holds rows of them, if there is one."""
+        if not isinstance(source, Request):
+            return source, None
+        sequence = source.sequence
+        if sequence.finish_reason is None and not self._scheduler.holds(sequence):
+            raise RequestError("this request runs in another engine", "save it with the engine that it was given to")
+        return sequence.state()
+
+    @contextmanager
+    def _computed(self, tokens: NDArray[np.int32]) -> Iterator[BlockTable]:
+        limit = min(self._max_context, self._memory.num_rows + 1)
+        if not 2 <= len(tokens) <= limit:
+            raise RequestError(f"a session of {len(tokens)} tokens, expected 2 to {limit}", f"at most {limit} tokens")
+        table = compute(self._executor, self._memory, tokens, self._max_tokens)
+        try:
+            yield table
+        finally:
+            table.release()
+
+    def load_session(self, path: str | Path) -> Session:
+        """Put the rows of a saved session into the cache, and return its tokens and how many of them are reusable.
+
+        A prompt that begins with these tokens goes on where the session was saved. Nothing is pinned: like any cached
+        prefix, the session is given up when its room is needed.
+
+        Raises:
+            MachineError: the file cannot be read, or is damaged.
+            RequestError: it belongs to another model, cache format or kernel set, or does not fit this engine.
+        """
+        identity = self._require_identity()
+        limit = min(self._max_context, self._memory.num_rows + 1) - 1
+        with open_session(Path(path), self._memory, identity, self._vocab_size, limit) as session:
+            session.verify()
+            with self._turns.take():
+                self._check_open()
+                return session.restore(self._memory)
+
+    def _require_identity(self) -> Identity:
+        if self._identity is None:
+            raise RequestError("this engine was not told which model it runs, so it has no sessions", "use hotset.load")
+        return self._identity
 
     def close(self) -> None:
         """Cancel every request and free the executor. A second call does nothing."""
@@ -341,10 +430,11 @@ class Engine:
         self._finished[reason] += 1
         self._totals["prompt"] += sequence.num_prompt
         self._totals["cached"] += sequence.num_cached
+        self._totals["recomputed"] += sequence.num_recomputed
         self._totals["generated"] += len(sequence.output)
         if error is not None:
             # What a failure left in the cache is not trusted. Live requests keep what they hold.
-            self._memory.pool.evict_all()
+            self._memory.forget()
         if not self._scheduler.running:
             self._memory.check_integrity(())
 

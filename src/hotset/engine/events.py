@@ -49,6 +49,8 @@ class Finished:
         token_ids: every sampled token, an end-of-text token included.
         num_prompt_tokens: tokens of the prompt.
         cached_tokens: prompt tokens that were not computed, because their blocks were in the cache.
+        recomputed_tokens: tokens whose blocks were in the cache and that were computed all the same, because no
+            snapshot of the model's frontier stood where they end. Always 0 for a model without a frontier.
         seed: the seed that was used.
         timings: see :class:`Timings`.
         error: what went wrong when the reason is ``"error"``, otherwise None.
@@ -58,6 +60,7 @@ class Finished:
     token_ids: tuple[int, ...]
     num_prompt_tokens: int
     cached_tokens: int
+    recomputed_tokens: int
     seed: int
     timings: Timings
     error: HotsetError | None = None

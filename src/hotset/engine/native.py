@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TypeVar
 
 import numpy as np
@@ -12,20 +13,31 @@ from numpy.typing import NDArray
 from hotset import _native
 from hotset.checkpoint.checkpoint import Checkpoint
 from hotset.checkpoint.manifest import Account
+from hotset.checkpoint.scaled import (
+    check_block_scales,
+    check_ids,
+    check_scales,
+    has_block_scales,
+    weight_array,
+)
+from hotset.checkpoint.tensor import TensorInfo, shown
 from hotset.engine.batch import StepBatch
 from hotset.errors import CheckpointError, InternalError, MachineError
 from hotset.models.spec import ModelSpec
 from hotset.plan.budget import Plan
-from hotset.program.lower import CACHE_KIND, FEW_TOKENS, NUM_ACT_KINDS, Lowered, NativeOp, NativeWeight, lower
+from hotset.program.lower import (
+    CACHE_KIND,
+    FEW_TOKENS,
+    NUM_ACT_KINDS,
+    OP_KINDS,
+    ROW_KIND,
+    Lowered,
+    NativeOp,
+    NativeWeight,
+    lower,
+)
 
-OP_KINDS = (
-    "embed", "angles", "rms_norm", "pack", "linear", "gated", "silu_mul", "rope", "store_kv", "attend", "attend_merge",
-    "select",
-)  # fmt: skip
-"""Order of ``OpKind`` in native/src/executor.h."""
-
-
-_EXPECTED = (len(OP_KINDS), NUM_ACT_KINDS, len(CACHE_KIND))
+_EXPECTED = (len(OP_KINDS), NUM_ACT_KINDS, len(CACHE_KIND), len(ROW_KIND))
 if _native.KIND_COUNTS != _EXPECTED:
     raise InternalError(
         f"the native module was built from other sources: it knows {_native.KIND_COUNTS} kinds of op, input and cache, "
@@ -50,13 +62,14 @@ def _op_spec(op: NativeOp) -> _native.OpSpec:
 
 
 def _weight_spec(weight: NativeWeight) -> _native.WeightSpec:
-    native = _copy(_native.WeightSpec(), weight, skip=("key", "format"))
+    native = _copy(_native.WeightSpec(), weight, skip=("key", "format", "num_ids"))
     native.format = _native.FORMATS.index(weight.format)
     return native
 
 
 _COPIED = (
-    "slot_bytes", "private_slot_bytes", "max_tokens", "max_outputs", "attend_rows", "attend_head_dim", "logits",
+    "slot_bytes", "private_slot_bytes", "max_tokens", "max_outputs", "attend_rows", "attend_head_dim",
+    "work_bytes", "candidate_bytes", "frequencies", "logits",
 )  # fmt: skip
 
 
@@ -67,10 +80,10 @@ def _native_spec(low: Lowered, plan: Plan) -> _native.ExecutorSpec:
     spec.buffers = [_copy(_native.BufferSpec(), buffer) for buffer in low.buffers]
     for name in _COPIED:
         setattr(spec, name, getattr(low, name))
-    spec.frequencies = list(low.frequencies)
     spec.few_tokens = FEW_TOKENS
     spec.num_blocks, spec.block_bytes = plan.num_blocks, plan.block_bytes
     spec.partial_floats = plan.partial_floats
+    spec.num_frontiers, spec.frontier_bytes = plan.num_frontiers, plan.frontier_bytes
     return spec
 
 
@@ -78,7 +91,8 @@ class NativeExecutor:
     """Implements :class:`hotset.engine.batch.Executor` with the C++ kernels."""
 
     def __init__(self, spec: ModelSpec, formats: Mapping[str, str], plan: Plan, cpus: Sequence[int], isa: str) -> None:
-        self.num_blocks = plan.num_blocks
+        self.num_blocks, self.block_bytes = plan.num_blocks, plan.block_bytes
+        self.num_frontiers, self.frontier_bytes = plan.num_frontiers, plan.frontier_bytes
         self.max_tokens = plan.prefill_chunk
         self.max_outputs = plan.max_outputs
         self.isa = isa
@@ -95,34 +109,58 @@ class NativeExecutor:
         """Read and pack every weight; each thread reads its own rows. ``progress`` gets each tensor's name and bytes.
 
         Raises:
-            CheckpointError: a file changed or ended while it was read.
+            CheckpointError: a file changed or ended while it was read, or holds what no product can take.
         """
-        native = self._running()
-        handles = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in checkpoint.files]
-        try:
+        with ExitStack() as stack:
+            handles = []
+            for path in checkpoint.files:
+                handles.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+                stack.callback(os.close, handles[-1])
             for index, weight in enumerate(self.low.weights):
-                info = account.loaded[weight.key]
-                if weight.in_width == 0:
-                    native.set_vector(
-                        index, np.ascontiguousarray(checkpoint.array(info.name), dtype=np.float32).reshape(-1)
-                    )
-                else:
-                    try:
-                        native.load(index, handles[info.file_id], info.offset)
-                    except RuntimeError as error:
-                        raise CheckpointError(
-                            f"{checkpoint.files[info.file_id]}: reading {info.name}: {error}"
-                        ) from error
-                if progress is not None:
-                    progress(info.name, info.nbytes)
-        finally:
-            for handle in handles:
-                os.close(handle)
-        native.touch()
+                for part in range(weight.count):
+                    key = f"{weight.key}.{part}" if weight.count > 1 else weight.key
+                    for info in self._load_part(checkpoint, account, handles, index, part, key):
+                        if progress is not None:
+                            progress(info.name, info.nbytes)
+        self._running().touch()
 
-    def load_raw(self, index: int, fd: int, offset: int) -> None:
-        """Read the rows of weight ``index`` of :attr:`low` from byte ``offset`` of a file. Raises RuntimeError."""
-        self._running().load(index, fd, offset)
+    def _load_part(
+        self, checkpoint: Checkpoint, account: Account, handles: Sequence[int], index: int, part: int, key: str
+    ) -> tuple[TensorInfo, ...]:
+        """Load one tensor, with its scales if it has any; return what was read."""
+        weight = self.low.weights[index]
+        info, declared = account.find(key)
+        if weight.is_table:
+            ids = check_ids(weight_array(checkpoint, account, key).astype(np.int64), weight.num_ids, info.name)
+            if (np.diff(np.sort(ids, axis=1), axis=1) == 0).any():
+                raise CheckpointError(f"{shown(info.name)} names an expert twice for one token")
+            self._running().set_table(index, np.ascontiguousarray(ids).reshape(-1))
+            return (info,)
+        if weight.in_width == 0:
+            values = np.ascontiguousarray(checkpoint.array(info.name), dtype=np.float32)
+            self._running().set_vector(index, values.reshape(-1))
+            return (info,)
+        scale = account.loaded[declared.scale] if declared.stored_as else None
+        try:
+            if scale is None:
+                if has_block_scales(info):
+                    check_block_scales(_read(handles[info.file_id], info.offset, info.nbytes), info)
+                self._running().load(index, part, handles[info.file_id], info.offset, -1, 0)
+                return (info,)
+            handle = handles[scale.file_id]
+            check_scales(_read(handle, scale.offset, scale.nbytes), scale.name)
+            self._running().load(index, part, handles[info.file_id], info.offset, handle, scale.offset)
+            return info, scale
+        except (RuntimeError, OSError) as error:
+            raise CheckpointError(f"{checkpoint.files[info.file_id]}: reading {info.name}: {error}") from error
+
+    def load_raw(self, index: int, fd: int, offset: int, scale_offset: int | None = None) -> None:
+        """Read the rows of weight ``index`` of :attr:`low` from byte ``offset`` of a file. Raises RuntimeError.
+
+        ``scale_offset``: where in the same file the scales lie, for a format that has them apart.
+        """
+        scale_fd = -1 if scale_offset is None else fd
+        self._running().load(index, 0, fd, offset, scale_fd, scale_offset or 0)
 
     def step(self, batch: StepBatch) -> NDArray[np.float32]:
         """Run one step; float32 [m, vocab], a view that is valid until the next step."""
@@ -135,18 +173,44 @@ class NativeExecutor:
             )
         if len(segments) == 1:
             s = segments[0]
-            table = np.array((s.first, s.count, s.position, 0), dtype=np.int32)
+            table = np.array((s.first, s.count, s.position, 0, s.frontier), dtype=np.int32)
             blocks = np.ascontiguousarray(s.blocks, dtype=np.int32)
         else:
             rows: list[int] = []
             start = 0
             for s in segments:
-                rows.extend((s.first, s.count, s.position, start))
+                rows.extend((s.first, s.count, s.position, start, s.frontier))
                 start += len(s.blocks)
             table = np.array(rows, dtype=np.int32)
             blocks = np.concatenate([s.blocks for s in segments], dtype=np.int32)
         native.step(batch.tokens, table, blocks, batch.outputs)
         return native.logits(len(batch.outputs), self._vocab_size)
+
+    def copy_block(self, block_id: int, out: NDArray[np.uint8]) -> None:
+        """Copy a cache block into ``out``, uint8 [block_bytes]."""
+        np.copyto(out, self._block(block_id))
+
+    def restore_block(self, block_id: int, data: NDArray[np.uint8]) -> None:
+        """Overwrite a cache block with ``data``, uint8 [block_bytes]."""
+        np.copyto(self._block(block_id), data)
+
+    def copy_frontier(self, slot: int, out: NDArray[np.uint8]) -> None:
+        """Copy a frontier into ``out``, uint8 [frontier_bytes]."""
+        np.copyto(out, self._frontier(slot))
+
+    def restore_frontier(self, slot: int, data: NDArray[np.uint8]) -> None:
+        """Overwrite a frontier with ``data``, uint8 [frontier_bytes]."""
+        np.copyto(self._frontier(slot), data)
+
+    def _block(self, block_id: int) -> NDArray[np.uint8]:
+        if not 0 <= block_id < self.num_blocks:
+            raise InternalError(f"block {block_id} of {self.num_blocks}")
+        return self._running().block(block_id)
+
+    def _frontier(self, slot: int) -> NDArray[np.uint8]:
+        if not 0 <= slot < self.num_frontiers:
+            raise InternalError(f"frontier {slot} of {self.num_frontiers}")
+        return self._running().frontier(slot)
 
     def regions(self) -> list[tuple[str, int]]:
         """Name and bytes of every allocation."""
@@ -171,3 +235,14 @@ class NativeExecutor:
         if self._native is None:
             raise InternalError("the executor is closed")
         return self._native
+
+
+def _read(handle: int, offset: int, num_bytes: int) -> NDArray[np.uint8]:
+    """Bytes of a file; RuntimeError when it ends before them."""
+    data = bytearray()
+    while len(data) < num_bytes:
+        piece = os.pread(handle, num_bytes - len(data), offset + len(data))
+        if not piece:
+            raise RuntimeError("the file ended early")
+        data += piece
+    return np.frombuffer(data, np.uint8)

@@ -38,6 +38,11 @@ class Request:
         return event
 
     @property
+    def sequence(self) -> Sequence:
+        """What the engine knows of this request. Belongs to the thread that has the turn."""
+        return self._sequence
+
+    @property
     def num_prompt_tokens(self) -> int:
         return self._sequence.num_prompt
 

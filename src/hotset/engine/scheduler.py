@@ -3,6 +3,9 @@
 Admission is first come, first served. A request starts when the blocks for its prompt and all tokens it may generate
 can be reserved, so nothing that runs is ever stopped for want of memory.
 
+A sequence of a model with a frontier also gets a slot for it. Its prefill steps are cut where a snapshot of it is to be
+taken (``kv/frontier.py``).
+
 A step has room for ``max_tokens`` tokens. Every decoding sequence has one of them: the longest wait between two tokens
 of a running answer is one full step. The rest goes to prefills: three quarters to the oldest, the remaining quarter to
 the younger ones, shortest first, and what either leaves over to the other. A short prompt therefore does not wait
@@ -60,24 +63,40 @@ class Scheduler:
         queue = self.waiting if sequence.table is None else self.running
         queue.remove(sequence)
 
+    def holds(self, sequence: Sequence) -> bool:
+        """Whether the sequence waits or runs here."""
+        return sequence in self.running or sequence in self.waiting
+
     def admit(self) -> None:
         """Start waiting requests, oldest first, while there is room.
 
         InternalError when nothing runs and the oldest cannot start: it was accepted because it fits an empty cache, so
         blocks have been lost.
         """
+        self.requeue_torn()
         while self.waiting and len(self.running) < self._max_sequences:
             sequence = self.waiting[0]
-            table = self._memory.open(sequence.tokens, sequence.num_prompt, sequence.num_rows)
+            table = self._memory.open(sequence.tokens, sequence.num_tokens, sequence.num_rows)
             if table is None:
                 if not self.running:
                     raise InternalError(
-                        f"nothing runs, yet {sequence.num_rows} rows cannot be reserved; {self._memory.pool.accounts()}"
+                        f"nothing runs, yet {sequence.num_rows} rows cannot be reserved; {self._memory.accounts()}"
                     )
                 return
             self.waiting.popleft()
             sequence.start(table)
             self.running.append(sequence)
+
+    def requeue_torn(self) -> None:
+        """Send sequences back to the head of the queue whose last step was interrupted, so that their frontier is lost.
+
+        They resume from their newest snapshot, with the tokens that they have.
+        """
+        torn = [sequence for sequence in self.running if sequence.is_torn]
+        for sequence in reversed(torn):
+            self.running.remove(sequence)
+            sequence.stop()
+            self.waiting.appendleft(sequence)
 
     def schedule(self) -> Step | None:
         """Return the next step, or ``None`` when there is nothing to run.
@@ -104,12 +123,12 @@ class Scheduler:
         for sequence in prefills:
             sequence.adopt()
         oldest, *younger = prefills
-        oldest.count = min(oldest.num_remaining, budget - budget // YOUNGER_SHARE if younger else budget)
+        oldest.count = oldest.limit(budget - budget // YOUNGER_SHARE if younger else budget)
         budget -= oldest.count
         for sequence in sorted(younger, key=attrgetter("num_remaining")):
-            sequence.count = min(sequence.num_remaining, budget)
+            sequence.count = sequence.limit(budget)
             budget -= sequence.count
-        oldest.count += min(oldest.num_remaining - oldest.count, budget)
+        oldest.count = oldest.limit(oldest.count + budget)
 
     def _build(self, sequences: list[Sequence]) -> Step:
         tokens, outputs, segments = self._tokens, self._outputs, []

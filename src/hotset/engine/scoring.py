@@ -1,4 +1,4 @@
-"""Logits of given tokens, without generating: for perplexity, parity tests and evaluation."""
+"""Steps of given tokens without generating: their logits (perplexity, parity tests), or their rows for a session."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ def score(
     Uses blocks of its own, shares none and leaves none behind. RequestError when running requests have reserved them.
     """
     count = len(tokens)
-    table = memory.open(tokens, count, count, reuse=False)
-    if table is None:
-        raise RequestError(
-            f"{count} tokens need {memory.num_blocks(count)} cache blocks, running requests leave "
-            f"{memory.pool.num_available} of {memory.pool.num_blocks}",
-            "wait until the running requests have ended, or load with more sequences or a larger context",
-        )
+    table = _open(memory, tokens, count, reuse=False)
     try:
         chunk = min(max_tokens, executor.max_outputs) if is_all else max_tokens
         logits = np.empty((count if is_all else 1, vocab_size), np.float32)
         for start in range(0, count, chunk):
-            rows = _run(executor, table, tokens, start, min(start + chunk, count), is_all)
+            end = min(start + chunk, count)
+            if is_all:
+                outputs = np.arange(end - start, dtype=np.int32)
+            else:
+                outputs = np.array([end - start - 1] if end == count else [], np.int32)
+            rows = _run(executor, table, tokens, end, outputs)
             if is_all:
                 logits[start : start + len(rows)] = rows
             elif len(rows):
@@ -39,14 +38,42 @@ def score(
         table.release()
 
 
+def compute(executor: Executor, memory: CacheMemory, tokens: NDArray[np.int32], max_tokens: int) -> BlockTable:
+    """Return a table with the rows of all tokens but the last, sharing what is cached of them. The caller releases it.
+
+    Errors as for :func:`score`.
+    """
+    count = len(tokens) - 1
+    table = _open(memory, tokens, count, reuse=True)
+    try:
+        while table.num_rows < count:
+            end = table.num_rows + table.limit(min(max_tokens, count - table.num_rows))
+            _run(executor, table, tokens, end, np.empty(0, np.int32))
+    except BaseException:
+        table.release()
+        raise
+    return table
+
+
+def _open(memory: CacheMemory, tokens: NDArray[np.int32], num_rows: int, reuse: bool) -> BlockTable:
+    table = memory.open(tokens, len(tokens), num_rows, reuse)
+    if table is not None:
+        return table
+    hint = "wait until the running requests have ended, or load with more sequences or a larger context"
+    if memory.frontiers.is_needed and not memory.frontiers.num_free_slots:
+        raise RequestError("the running requests use every frontier of this engine", hint)
+    raise RequestError(
+        f"{num_rows} tokens need {memory.num_blocks(num_rows)} cache blocks, running requests leave "
+        f"{memory.pool.num_available} of {memory.pool.num_blocks}",
+        hint,
+    )
+
+
 def _run(
-    executor: Executor, table: BlockTable, tokens: NDArray[np.int32], start: int, end: int, is_all: bool
+    executor: Executor, table: BlockTable, tokens: NDArray[np.int32], end: int, outputs: NDArray[np.int32]
 ) -> NDArray[np.float32]:
-    if is_all:
-        outputs = np.arange(end - start, dtype=np.int32)
-    else:
-        outputs = np.array([end - start - 1] if end == len(tokens) else [], np.int32)
-    segment = Segment(0, end - start, start, table.cover(end))
+    start = table.num_rows
+    segment = Segment(0, end - start, start, table.cover(end), table.frontier.slot)
     rows = executor.step(StepBatch(tokens[start:end], [segment], outputs))
     table.commit(end)
     return rows

@@ -26,8 +26,8 @@ class Sequence:
 
     __slots__ = (
         "_choose", "_eos_ids", "_first_token_at", "_pending", "_started_at", "_stream", "_submitted_at", "count",
-        "events", "finish_reason", "last_token", "max_tokens", "num_cached", "num_prompt", "num_tokens", "output",
-        "seed", "table", "tokens",
+        "events", "finish_reason", "last_token", "max_tokens", "num_cached", "num_prompt", "num_recomputed",
+        "num_tokens", "output", "seed", "table", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -48,7 +48,7 @@ class Sequence:
         self.output: list[int] = []
         self.seed = seed
         self.table: BlockTable | None = None
-        self.num_cached = 0
+        self.num_cached = self.num_recomputed = 0
         #: Tokens of this sequence in the step under way.
         self.count = 0
         self.events: deque[Event] = deque()
@@ -66,10 +66,30 @@ class Sequence:
         return self.num_prompt + self.max_tokens - 1
 
     def start(self, table: BlockTable) -> None:
-        """Take the blocks of an admitted request."""
+        """Take the blocks of an admitted request, for the first time or again after :meth:`stop`."""
         self.table = table
-        self.num_cached = table.num_rows
-        self._started_at = perf_counter()
+        if self._started_at:
+            self.num_cached = min(self.num_cached, table.num_rows)
+        else:
+            self.num_cached = table.num_rows
+            self._started_at = perf_counter()
+
+    def stop(self) -> None:
+        """Give the blocks back, keeping what is known. The sequence has to be admitted again."""
+        if self.table is not None:
+            self.num_recomputed += self.table.num_recomputed
+            self.table.release()
+            self.table = None
+
+    @property
+    def is_torn(self) -> bool:
+        """A step of this sequence was begun and not committed: see :attr:`BlockTable.is_torn`."""
+        return self._blocks().is_torn
+
+    def state(self) -> tuple[NDArray[np.int32], BlockTable | None]:
+        """Return the known tokens, a view, and the table that holds rows of them; None when there are no rows yet."""
+        table = self.table
+        return self.tokens[: self.num_tokens], table if table is not None and table.num_rows else None
 
     @property
     def num_remaining(self) -> int:
@@ -77,14 +97,18 @@ class Sequence:
         return self.num_tokens - self._blocks().num_rows
 
     def adopt(self) -> None:
-        """Skip prompt blocks that another sequence has computed meanwhile."""
-        self.num_cached += self._blocks().adopt(self.num_prompt)
+        """Skip blocks of known tokens that another sequence has computed meanwhile."""
+        self.num_cached = min(self.num_cached + self._blocks().adopt(self.num_tokens), self.num_prompt - 1)
+
+    def limit(self, room: int) -> int:
+        """Return how many tokens of this sequence a step with ``room`` for that many may compute."""
+        return self._blocks().limit(min(self.num_remaining, room))
 
     def segment(self, first: int) -> Segment:
         """Return this sequence's part of a step, ``count`` tokens from index ``first`` of the batch on."""
         table = self._blocks()
         position = table.num_rows
-        return Segment(first, self.count, position, table.cover(position + self.count))
+        return Segment(first, self.count, position, table.cover(position + self.count), table.frontier.slot)
 
     def commit(self) -> bool:
         """Count the step's tokens as computed. ``True`` when all known ones are: logits for the next one are due."""
@@ -129,8 +153,7 @@ class Sequence:
 
     def finish(self, reason: FinishReason, error: HotsetError | None = None) -> None:
         """Give the blocks back and produce the terminal event."""
-        if self.table is not None:
-            self.table.release()
+        self.stop()
         self.finish_reason = reason
         text = self._stream.finish() if self._stream is not None else ""
         if text:
@@ -141,6 +164,7 @@ class Sequence:
                 token_ids=tuple(self.output),
                 num_prompt_tokens=self.num_prompt,
                 cached_tokens=self.num_cached,
+                recomputed_tokens=self.num_recomputed,
                 seed=self.seed,
                 timings=self._timings(),
                 error=error,

@@ -36,9 +36,10 @@ class TextCodec(Protocol):
         ...
 
     def encode_messages(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[int]:
-        """Return the tokens of a conversation, rendered with the model's chat template.
+        """Return the tokens of a conversation, written in the model's own dialect.
 
-        ``options`` are variables for the template. RequestError when the template does not take them.
+        ``options`` are its settings: ``tools``, ``thinking``, ``effort``, ``response_format``, and variables of a chat
+        template. RequestError when the model does not have one of them.
         """
         ...
 

@@ -1,1 +1,1 @@
-"""Cache memory: blocks with exact accounts, a prefix tree over full blocks, one table per sequence."""
+"""Cache memory: blocks with exact accounts, frontiers and snapshots, the prefix tree, tables, session files."""

@@ -78,6 +78,17 @@ class BlockPool:
         self._num_used += 1
         return block_id
 
+    def claim(self, block_id: int) -> None:
+        """Turn a cached block into a used one, in the place of a reserved one. The tree forgets it, its rows stay."""
+        if not self.num_reserved or block_id not in self._cached or self._forget is None:
+            raise InternalError(f"block {block_id} is not cached, or was claimed unreserved, {self.accounts()}")
+        del self._cached[block_id]
+        self._forget(block_id)
+        self._is_kept[block_id] = 0
+        self.num_reserved -= 1
+        self._references[block_id] = 1
+        self._num_used += 1
+
     def retain(self, block_id: int) -> None:
         """Add a reference to a block whose rows are valid: a used or a cached one."""
         if not self._references[block_id]:

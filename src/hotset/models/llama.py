@@ -14,11 +14,11 @@ from typing import Literal
 from hotset.checkpoint.checkpoint import Checkpoint
 from hotset.checkpoint.manifest import TensorDecl
 from hotset.errors import CheckpointError
-from hotset.models.spec import Fields, ModelSpec
+from hotset.models.spec import CacheForm, Fields, ModelSpec, eos_ids_of
 from hotset.program.builder import Builder
 from hotset.program.cache import CacheGroup
 
-LINEAR_FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
+LINEAR_FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K", "MXFP4")
 VECTOR_FORMATS = ("F32", "F16", "BF16")
 MAX_HEAD_DIM = 512
 MAX_LAYERS = 10_000
@@ -97,15 +97,6 @@ def _hf_frequencies(fields: Fields, source: str, head_dim: int) -> list[float]:
     raise CheckpointError(f"{source}: rope type {kind!r} is not one that hotset runs", "default, linear or llama3")
 
 
-def _eos_ids(value: object, source: str) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    ids = value if isinstance(value, list) else [value]
-    if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
-        raise CheckpointError(f"{source}: eos_token_id is {value!r}, expected a token id or a list of them")
-    return tuple(ids)
-
-
 def _from_hf(checkpoint: Checkpoint) -> LlamaConfig:
     source = str(checkpoint.path)
     f = Fields(checkpoint.metadata, source)
@@ -129,7 +120,7 @@ def _from_hf(checkpoint: Checkpoint) -> LlamaConfig:
         frequencies=tuple(_hf_frequencies(f, source, head_dim)),
         rope_pairs="halves",
         is_tied=f.flag("tie_word_embeddings", False),
-        eos_ids=_eos_ids(f.raw("eos_token_id"), source),
+        eos_ids=eos_ids_of(f.raw("eos_token_id"), source),
     )
 
 
@@ -186,7 +177,7 @@ def _from_gguf(checkpoint: Checkpoint) -> LlamaConfig:
         frequencies=tuple(frequencies),
         rope_pairs="adjacent",
         is_tied="output.weight" not in checkpoint.tensors,
-        eos_ids=_eos_ids([i for i in dict.fromkeys(eos) if i is not None], source),
+        eos_ids=eos_ids_of([i for i in dict.fromkeys(eos) if i is not None], source),
     )
 
 
@@ -271,7 +262,12 @@ def describe(checkpoint: Checkpoint) -> ModelSpec:
     c = _from_gguf(checkpoint) if checkpoint.kind == "gguf" else _from_hf(checkpoint)
     _check(c, str(checkpoint.path))
     kv_width = c.num_kv_heads * c.head_dim
-    groups = (CacheGroup("kv", tuple(range(c.num_layers)), row_bytes=2 * kv_width * 2),)
+    row_bytes = 2 * kv_width * 2
+    groups = (CacheGroup("kv", tuple(range(c.num_layers)), row_bytes),)
+    # BF16 rows are multiplied with BF16 queries and weights, which is what the models' own code does and is quickest.
+    # F16 rows keep three more bits and are multiplied as floats: the default where every product takes float inputs, so
+    # that attention is not the coarsest step of the model.
+    forms = tuple(CacheForm(name, {"kv": (name, row_bytes)}) for name in ("BF16", "F16"))
     b = Builder(groups)
     x = b.embed("embed", c.vocab_size, c.hidden_size)
     angles = b.rope_angles(c.frequencies)
@@ -293,5 +289,5 @@ def describe(checkpoint: Checkpoint) -> ModelSpec:
     logits = b.linear(y, "embed" if c.is_tied else "head", c.vocab_size)
     return ModelSpec(
         "llama", c.name, c.num_layers, c.hidden_size, c.vocab_size, c.max_context, c.eos_ids,
-        _tensors(c, checkpoint.kind), groups, b.finish(logits),
+        _tensors(c, checkpoint.kind), groups, b.finish(logits), forms, "F16",
     )  # fmt: skip

@@ -9,7 +9,7 @@ from hotset.errors import CheckpointError
 from hotset.models.spec import ModelSpec
 
 # GGUF `general.architecture` or config.json `model_type` -> module under hotset.models.
-FAMILIES = {"llama": "llama"}
+FAMILIES = {"llama": "llama", "deepseek_v4": "deepseek_v4", "deepseek4": "deepseek_v4"}
 
 
 def architecture_of(checkpoint: Checkpoint) -> str:

@@ -13,7 +13,7 @@ from hotset.checkpoint.formats import FORMATS
 from hotset.errors import MachineError, RequestError
 from hotset.models.spec import ModelSpec
 from hotset.program import lower as lowering
-from hotset.program.cache import BLOCK_TOKENS, block_bytes, num_blocks
+from hotset.program.cache import BLOCK_TOKENS, block_bytes, frontier_bytes, num_blocks
 from hotset.program.cost import decode_bytes
 from hotset.units import MIB, align_up, format_bytes
 
@@ -68,6 +68,9 @@ class Plan:
     block_bytes: int
     cache_bytes_per_token: float
     partial_floats: int
+    num_frontiers: int
+    frontier_bytes: int
+    """Of one sequence: windows and compressor state; 0 where rows of tokens are all there is."""
     terms: tuple[Term, ...]
     available_bytes: int
     available_source: str
@@ -100,11 +103,11 @@ class Plan:
 
 
 def weights_bytes(spec: ModelSpec, formats: Mapping[str, str]) -> tuple[int, int]:
-    """Bytes of packed matrices, and of float vectors (64-byte aligned), of the model's program."""
+    """Bytes of packed matrices, and of float vectors and tables (64-byte aligned), of the model's program."""
     matrices = vectors = 0
     for weight in spec.program.weights.values():
-        if weight.in_width == 1:
-            vectors += align_up(weight.out_width * 4, 64)
+        if weight.in_width == 1 or weight.is_table:
+            vectors += lowering.table_bytes(weight)
         else:
             matrices += lowering.weight_bytes(weight, FORMATS[formats[weight.key]])
     return matrices, vectors
@@ -112,8 +115,8 @@ def weights_bytes(spec: ModelSpec, formats: Mapping[str, str]) -> tuple[int, int
 
 def _staging_bytes(spec: ModelSpec, formats: Mapping[str, str]) -> int:
     """What one thread reads at a time: 1 MiB, or one tile of the widest matrix (``Executor::load`` in C++)."""
-    matrices = [w for w in spec.program.weights.values() if w.in_width > 1]
-    tiles = [lowering.TILE_ROWS * FORMATS[formats[w.key]].row_bytes(w.in_width) for w in matrices]
+    matrices = [w for w in spec.program.weights.values() if w.in_width > 1 and not w.is_table]
+    tiles = [lowering.tile_bytes(FORMATS[formats[w.key]], w.in_width) for w in matrices]
     return max(STAGING_BYTES, *tiles)
 
 
@@ -175,14 +178,16 @@ def _size(
     low = lowering.lower(spec.program, formats, chunk, outputs)
     partials = lowering.partial_floats(spec.program, sequences, context)
     blocks = sequences * num_blocks(context) + num_blocks(wish.prefix_tokens)
-    per_block = block_bytes(spec.groups)
+    per_block, per_frontier = block_bytes(spec.groups), frontier_bytes(spec.frontier)
     matrices, vectors = weights_bytes(spec, formats)
     rows = ", ".join(dict.fromkeys(group.format for group in spec.groups))
     cache = f"{blocks} blocks of {BLOCK_TOKENS} tokens, {per_block:,} B of {rows}, for {sequences} x {context:,} tokens"
     scratch = num_threads * low.scratch_bytes
+    frontier = f"{sequences} x {per_frontier:,} B of windows and compressor state"
     terms = (
         Term("weights", matrices + vectors, "resident", f"{len(spec.program.weights)} tensors, the files' own formats"),
         Term("cache", blocks * per_block, "per sequence", cache),
+        *([Term("frontier", sequences * per_frontier, "per sequence", frontier)] if per_frontier else []),
         Term("workspace", sum(low.slot_bytes), "transient", f"step buffers for {chunk} tokens and {outputs} outputs"),
         Term("attention partials", partials * 4, "transient", f"{sequences} rows over {context:,} tokens"),
         Term("thread scratch", scratch, "transient", f"{num_threads} threads"),
@@ -202,6 +207,8 @@ def _size(
         block_bytes=per_block,
         cache_bytes_per_token=per_block / BLOCK_TOKENS,
         partial_floats=partials,
+        num_frontiers=sequences if per_frontier else 0,
+        frontier_bytes=per_frontier,
         terms=terms,
         available_bytes=available_bytes,
         available_source=source,

@@ -46,6 +46,40 @@ class CacheGroup:
         return len(self.layers) * self.layer_block_bytes
 
 
+@dataclass(frozen=True)
+class FrontierGroup:
+    """Rows that a live sequence keeps beside its blocks: a ring of ``num_rows`` rows per layer, by absolute position.
+
+    Position p lies in ring row ``p % num_rows``. ``format`` is that of the row, "F32" for compressor state.
+    """
+
+    name: str
+    layers: tuple[int, ...]
+    num_rows: int
+    row_bytes: int
+    format: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of this group in one sequence's frontier, all layers."""
+        return len(self.layers) * self.num_rows * self.row_bytes
+
+
+def frontier_bytes(groups: Iterable[FrontierGroup]) -> int:
+    """Bytes of one sequence's frontier."""
+    return sum(group.num_bytes for group in groups)
+
+
+def frontier_offset(groups: tuple[FrontierGroup, ...], name: str, layer: int) -> int:
+    """Byte offset inside a frontier of the ring of one group and layer."""
+    offset = 0
+    for group in groups:
+        if group.name == name:
+            return offset + group.layers.index(layer) * group.num_rows * group.row_bytes
+        offset += group.num_bytes
+    raise RequestError(f"no frontier group {name!r}; this model has {', '.join(g.name for g in groups)}")
+
+
 def block_bytes(groups: Iterable[CacheGroup]) -> int:
     """Bytes of one block of 256 tokens: the rows of all groups and layers, with no padding between them."""
     return sum(group.block_bytes for group in groups)

@@ -10,33 +10,50 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hotset.program.cache import CacheGroup
+from hotset.program.cache import CacheGroup, FrontierGroup
+
+Rows = Literal["tokens", "outputs", "pairs"]
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """Float32 matrix ``[rows, width]``; ``rows`` is the step's tokens, or the step's wanted outputs."""
+    """Float32 matrix ``[rows, width]``.
+
+    ``rows`` is the step's tokens, the step's wanted outputs, or its (token, expert) pairs in the order of
+    :class:`Route`.
+    """
 
     name: str
     width: int
-    rows: Literal["tokens", "outputs"] = "tokens"
+    rows: Rows = "tokens"
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A matrix ``[out_width, in_width]`` (linear) or a vector (``in_width`` 1) named by key."""
+    """A matrix ``[out_width, in_width]`` (linear) or a vector (``in_width`` 1) named by key.
+
+    ``count`` above 1 is a stack of such matrices, one per expert: ``KEY.E`` names matrix E. ``is_table`` marks an
+    integer table (expert ids by token), which is never multiplied.
+    """
 
     key: str
     out_width: int
     in_width: int
+    count: int = 1
+    is_table: bool = False
+
+    def part(self, index: int) -> str:
+        """Key of one matrix of the stack."""
+        return f"{self.key}.{index}" if self.count > 1 else self.key
 
 
 @dataclass(frozen=True)
 class Embed:
-    """out[t] = row tokens[t] of ``table``."""
+    """out[t] = row tokens[t] of ``table``, ``copies`` times one after another."""
 
     table: Weight
     out: Buffer
+    copies: int = 1
 
 
 @dataclass(frozen=True)
@@ -62,17 +79,22 @@ class RmsNorm:
 
 @dataclass(frozen=True)
 class Linear:
-    """out = W x, or out += W x when ``add``."""
+    """out = W x, or out += W x when ``add``.
+
+    With ``groups`` above 1 the matrix is block-diagonal: its rows, and the columns of ``x``, are cut into that many
+    equal runs, and rows of run g see only columns of run g (``weight.in_width`` is the width of one run).
+    """
 
     x: Buffer
     weight: Weight
     out: Buffer
     add: bool = False
+    groups: int = 1
 
 
 @dataclass(frozen=True)
 class GatedLinear:
-    """out = silu(gate x) * (up x).
+    """out = silu(gate x) * (up x); with ``limit`` L: out = silu(min(gate x, L)) * clamp(up x, -L, L).
 
     One op, because both products of an output element belong to the same thread and the intermediate
     rows then never leave registers.
@@ -82,14 +104,15 @@ class GatedLinear:
     gate: Weight
     up: Weight
     out: Buffer
+    limit: float | None = None
 
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotate every head of ``x`` in place by the angles of its token.
+    """Rotate every head of ``x`` in place by the angles of its token, or back by them when ``is_inverse``.
 
-    ``pairs`` is ``"adjacent"`` for pairs (2i, 2i+1) or ``"halves"`` for (i, i + rotary/2); channels from
-    ``rotary_dim`` on pass through.
+    Rotated are the ``rotary_dim`` channels from ``first`` on; the others pass through. ``pairs`` is ``"adjacent"`` for
+    pairs (2i, 2i+1) or ``"halves"`` for (i, i + rotary/2), counted from ``first``.
     """
 
     x: Buffer
@@ -98,6 +121,8 @@ class Rope:
     head_dim: int
     rotary_dim: int
     pairs: Literal["adjacent", "halves"]
+    first: int = 0
+    is_inverse: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,6 +156,185 @@ class Attend:
 
 
 @dataclass(frozen=True)
+class HeadNorm:
+    """Divide every head of ``x`` by its root mean square, in place: x_h / sqrt(mean(x_h^2) + eps). No weight."""
+
+    x: Buffer
+    num_heads: int
+    head_dim: int
+    eps: float
+
+
+@dataclass(frozen=True)
+class HyperMix:
+    """From n residual streams to the input of a sublayer (manifold-constrained hyper-connections).
+
+    ``x`` holds n streams of D channels one after another, ``mix`` = fn vec(x) has n (2 + n) columns, or n in the head.
+    With r = 1 / sqrt(mean(vec(x)^2) + norm_eps) and m = mix * r (specs/deepseek_v4.md section 2.3):
+
+        pre_j  = sigmoid(m_j scale_0 + base_j) + eps
+        post_j = 2 sigmoid(m_{n+j} scale_1 + base_{n+j})
+        C_jk   = m_{2n+nj+k} scale_2 + base_{2n+nj+k}; softmax over k, + eps; columns / (sums + eps);
+                 then ``iterations - 1`` times rows / (sums + eps), columns / (sums + eps)
+        out    = sum_j pre_j x_j
+
+    ``coefficients`` [n + n n] receives post, then C by rows; it is None in the head, which has ``pre`` only.
+    """
+
+    x: Buffer
+    mix: Buffer
+    base: Weight
+    scale: Weight
+    num_streams: int
+    iterations: int
+    eps: float
+    norm_eps: float
+    out: Buffer
+    coefficients: Buffer | None
+
+
+@dataclass(frozen=True)
+class HyperMerge:
+    """x_k = post_k y + sum_j C_jk x_j for all streams k, in place. ``coefficients`` come from :class:`HyperMix`."""
+
+    x: Buffer
+    y: Buffer
+    coefficients: Buffer
+    num_streams: int
+
+
+@dataclass(frozen=True)
+class WindowRows:
+    """The row of every token (key and value in one) enters the sliding window of one layer.
+
+    The row is rounded as the group's format says: channels before ``plain`` in groups of 64 as e4m3 with power-of-two
+    scales, the others as BF16. It is visible to :class:`AttendRows` of the same layer, in this step and later ones.
+    ``group`` names a :class:`~hotset.program.cache.FrontierGroup`.
+    """
+
+    x: Buffer
+    group: str
+    layer: int
+    plain: int
+
+
+@dataclass(frozen=True)
+class Compress:
+    """Pools tokens into one row per ``ratio`` of them, and appends every row that the step completes.
+
+    ``k`` and ``g`` [n, c width] are the token's values and scores, c = 2 when ``overlap`` else 1. Scores get
+    ``ape[t mod ratio]`` added. Entry j is a softmax per channel over its tokens' scores times their values: tokens
+    ratio j .. ratio j + ratio - 1 (with overlap: second halves of these and first halves of the ratio tokens before
+    them; for j = 0 the latter are absent). Then BF16, RMSNorm(norm), rotation of the last 2 len(frequencies) channels
+    at position ratio j (adjacent pairs), with ``hadamard`` the normalised Walsh-Hadamard matrix, and the rounding of
+    the group's format. Source: specs/deepseek_v4.md sections 2.0, 2.5, 2.6.
+
+    ``state`` names the frontier group that keeps k and g of the tokens that later entries need, by absolute position.
+    """
+
+    k: Buffer
+    g: Buffer
+    ape: Weight
+    norm: Weight
+    eps: float
+    frequencies: tuple[float, ...]
+    ratio: int
+    overlap: bool
+    width: int
+    hadamard: bool
+    group: str
+    state: str
+    layer: int
+
+
+@dataclass(frozen=True)
+class IndexRows:
+    """For every token, the ``top_k`` visible rows of ``group`` with the best scores (the lightning indexer).
+
+    score_j = sum_h weights_h scale max(0, q_h . key_j), with q Hadamard-transformed and rounded as the group's format
+    says. Visible are rows j < (t + 1) // ratio. Ties go to the lower j. ``out`` [top_k] holds the chosen j in rising
+    order as floats, then -1.
+    """
+
+    q: Buffer
+    weights: Buffer
+    out: Buffer
+    group: str
+    layer: int
+    num_heads: int
+    head_dim: int
+    ratio: int
+    top_k: int
+    scale: float
+
+
+@dataclass(frozen=True)
+class AttendRows:
+    """Attention of each token over its window and over compressed rows, keys and values being the same rows.
+
+    Rows: compressed rows of ``group`` (those in ``chosen``, or all visible ones j < (t + 1) // ratio when ``chosen``
+    is None, or none when ``group`` is None), then the rows of positions max(0, t - window + 1) .. t. One softmax over
+    all of them, with exp(sink_h) added to the denominator. Compressed rows are cut at every 64th (chosen ones by their
+    rank), window rows at every 64th position; the pieces' results are merged in order, the window's last.
+    """
+
+    q: Buffer
+    out: Buffer
+    window: str
+    window_tokens: int
+    group: str | None
+    chosen: Buffer | None
+    ratio: int
+    sink: Weight
+    layer: int
+    num_heads: int
+    head_dim: int
+    scale: float
+
+
+@dataclass(frozen=True)
+class Route:
+    """Choose ``top_k`` of ``num_experts`` experts for every token, and weigh them.
+
+    s = sqrt(softplus(scores)). Chosen are the best of s + bias (ties to the lower expert), or the ids in row tokens[t]
+    of ``table``. The weight of expert e is scaling s_e / sum of the chosen s. ``out`` [2 top_k]: expert ids as floats
+    in rising order, then their weights. Pairs of the step are ordered by expert, then by token.
+    """
+
+    scores: Buffer
+    bias: Weight | None
+    table: Weight | None
+    out: Buffer
+    num_experts: int
+    top_k: int
+    scaling: float
+
+
+@dataclass(frozen=True)
+class ExpertGated:
+    """For every pair (t, e) of ``route``, w being its weight: out = w silu(min(gate_e x, L)) clamp(up_e x, -L, L)."""
+
+    x: Buffer
+    route: Buffer
+    gate: Weight
+    up: Weight
+    out: Buffer
+    top_k: int
+    limit: float
+
+
+@dataclass(frozen=True)
+class ExpertDown:
+    """out[t] = sum over its experts, in rising order, of down_e x[pair]."""
+
+    x: Buffer
+    route: Buffer
+    down: Weight
+    out: Buffer
+    top_k: int
+
+
+@dataclass(frozen=True)
 class SelectOutputs:
     """out[i] = x[outputs[i]]: keep only the rows whose logits are wanted."""
 
@@ -138,17 +342,21 @@ class SelectOutputs:
     out: Buffer
 
 
-Op = Embed | RopeAngles | RmsNorm | Linear | GatedLinear | Rope | StoreKV | Attend | SelectOutputs
+Op = (
+    Embed | RopeAngles | RmsNorm | Linear | GatedLinear | Rope | StoreKV | Attend | HeadNorm | HyperMix | HyperMerge
+    | WindowRows | Compress | IndexRows | AttendRows | Route | ExpertGated | ExpertDown | SelectOutputs
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Program:
-    """An ordered list of ops, the buffers and weights they name, and the cache groups they use."""
+    """An ordered list of ops, the buffers and weights they name, and the cache and frontier groups they use."""
 
     ops: tuple[Op, ...]
     logits: Buffer
     groups: tuple[CacheGroup, ...]
     weights: dict[str, Weight] = field(default_factory=dict)
+    frontier: tuple[FrontierGroup, ...] = ()
 
 
 def reads(op: Op) -> tuple[Buffer, ...]:
@@ -156,7 +364,7 @@ def reads(op: Op) -> tuple[Buffer, ...]:
     match op:
         case Embed() | RopeAngles():
             return ()
-        case RmsNorm() | GatedLinear() | SelectOutputs():
+        case RmsNorm() | GatedLinear() | SelectOutputs() | HeadNorm() | WindowRows():
             return (op.x,)
         case Linear():
             return (op.x, op.out) if op.add else (op.x,)
@@ -166,15 +374,31 @@ def reads(op: Op) -> tuple[Buffer, ...]:
             return (op.k, op.v)
         case Attend():
             return (op.q,)
+        case HyperMix():
+            return (op.x, op.mix)
+        case HyperMerge():
+            return (op.x, op.y, op.coefficients)
+        case Compress():
+            return (op.k, op.g)
+        case IndexRows():
+            return (op.q, op.weights)
+        case AttendRows():
+            return (op.q,) if op.chosen is None else (op.q, op.chosen)
+        case Route():
+            return (op.scores,)
+        case ExpertGated() | ExpertDown():
+            return (op.x, op.route)
 
 
 def writes(op: Op) -> tuple[Buffer, ...]:
     """Buffers an op writes."""
     match op:
-        case Rope():
+        case Rope() | HeadNorm() | HyperMerge():
             return (op.x,)
-        case StoreKV():
+        case StoreKV() | WindowRows() | Compress():
             return ()
+        case HyperMix():
+            return (op.out,) if op.coefficients is None else (op.out, op.coefficients)
         case _:
             return (op.out,)
 
@@ -186,7 +410,17 @@ def weights_of(op: Op) -> tuple[Weight, ...]:
             return (op.table,)
         case RmsNorm() | Linear():
             return (op.weight,)
-        case GatedLinear():
+        case GatedLinear() | ExpertGated():
             return (op.gate, op.up)
+        case ExpertDown():
+            return (op.down,)
+        case HyperMix():
+            return (op.base, op.scale)
+        case Compress():
+            return (op.ape, op.norm)
+        case AttendRows():
+            return (op.sink,)
+        case Route():
+            return tuple(weight for weight in (op.bias, op.table) if weight is not None)
         case _:
             return ()

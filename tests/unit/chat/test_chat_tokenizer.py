@@ -126,6 +126,7 @@ def cut(name, text):
         ("glm4", "x.y12345", ["x", ".y", "123", "45"]),
         ("qwen2", "a12 (b", ["a", "1", "2", " (", "b"]),
         ("deepseek-v3", "漢字abc 12345 x_y!ok", ["漢字", "abc", " ", "123", "45", " x", "_y", "!ok"]),
+        ("joyai-llm", "漢字abc 12345 x_y!ok", ["漢字", "abc", " ", "123", "45", " x", "_y", "!ok"]),
     ],
 )
 def test_cuts_by_example(name, text, expected):

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import gguf
+import ml_dtypes
 import numpy as np
 import pytest
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotset.checkpoint.formats import BY_GGML_TYPE, FORMATS, REMOVED_GGML_TYPES, RUNNABLE, dequantize
+from hotset.checkpoint.formats import (
+    BY_GGML_TYPE,
+    E2M1_DOUBLED,
+    E4M3,
+    E8M0,
+    FORMATS,
+    REMOVED_GGML_TYPES,
+    RUNNABLE,
+    dequantize,
+)
 from hotset.errors import CheckpointError
 
-QUANTISED = ["Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"]
+QUANTISED = ["Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K", "MXFP4"]
+HALF_SCALED = ["Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"]
 # Where the half-precision scales lie in a block.
 SCALES = {"Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q4_K": (0, 2), "Q6_K": (208,)}
 # Zero, smallest and largest subnormal, smallest normal, largest, infinity, and the NaN that is all ones.
@@ -43,7 +54,7 @@ def test_decoders_equal_gguf_py(name: str, seed: int, num_rows: int, num_blocks:
     assert_equal_bits(dequantize(format, raw.reshape(-1), shape), oracle(name, raw))
 
 
-@pytest.mark.parametrize("name", QUANTISED)
+@pytest.mark.parametrize("name", HALF_SCALED)
 def test_decoders_equal_gguf_py_at_extreme_scales(name: str) -> None:
     """Guards against another order of the products: it shows at subnormal scales, infinities and overflow."""
     format = FORMATS[name]
@@ -53,6 +64,26 @@ def test_decoders_equal_gguf_py_at_extreme_scales(name: str) -> None:
     for start, halves in zip(SCALES[name], grid, strict=True):
         blocks[:, start : start + 2] = halves.reshape(-1, 1).view(np.uint8)
     assert_equal_bits(dequantize(format, blocks.reshape(-1), (len(blocks), format.block_weights)), oracle(name, blocks))
+
+
+def test_every_mxfp4_scale_and_code() -> None:
+    """All 256 scale bytes with all 16 codes; guards against a scale off by the factor two that hides in the table."""
+    blocks = np.zeros((256, 17), np.uint8)
+    blocks[:, 0] = np.arange(256)
+    blocks[:, 1:] = np.arange(16) | np.arange(16)[::-1] << 4
+    found = dequantize(FORMATS["MXFP4"], blocks.reshape(-1), (256, 32))
+    assert_equal_bits(found, oracle("MXFP4", blocks))
+    assert found[127, :8].tolist() == [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    assert found[128, 16:20].tolist() == [-12, -8, -6, -4]
+
+
+def test_small_floats_equal_ml_dtypes() -> None:
+    """Every e4m3, e2m1 and e8m0 code against another implementation: subnormals, NaN, the largest of each."""
+    codes = np.arange(256, dtype=np.uint8)
+    np.testing.assert_array_equal(E4M3, codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32))
+    np.testing.assert_array_equal(E2M1_DOUBLED / 2, codes[:16].view(ml_dtypes.float4_e2m1fn).astype(np.float32))
+    np.testing.assert_array_equal(E8M0, codes.view(ml_dtypes.float8_e8m0fnu).astype(np.float32))
+    assert (np.nanmax(E4M3), E4M3[1], E2M1_DOUBLED.max(), E8M0[0]) == (448, 2.0**-9, 12, 2.0**-127)
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1"])
@@ -98,7 +129,7 @@ def test_every_ggml_type_is_named_with_its_size() -> None:
         format = BY_GGML_TYPE[type_id]
         assert (format.block_weights, format.block_bytes) == size, format.name
     assert not REMOVED_GGML_TYPES.keys() & BY_GGML_TYPE.keys()
-    assert set(RUNNABLE) == {"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"}
+    assert set(RUNNABLE) == {"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K", "MXFP4"}
 
 
 def test_sizes() -> None:

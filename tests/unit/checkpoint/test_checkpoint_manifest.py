@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from checkpoint_files import GGML_F32, GGML_Q5_K, TENSORS, Tensor, gguf_bytes
 
 from hotset.checkpoint import Checkpoint, TensorDecl, account, open_checkpoint
+from hotset.checkpoint.manifest import formats_of
+from hotset.checkpoint.scaled import weight_array
 from hotset.errors import CheckpointError, InternalError
 
 QUANTS = ("Q8_0", "Q4_0")
@@ -85,3 +88,19 @@ def test_a_key_declared_twice_is_our_fault(checkpoint: Checkpoint) -> None:
     """Two tensors for one key would make one of them vanish."""
     with pytest.raises(InternalError, match=r"declares the key attn\.wq twice"):
         account(checkpoint, [NORM, WQ, TensorDecl("attn.wq", "wk", (2, 32), "linear", QUANTS)])
+
+
+def test_parts_of_a_stacked_tensor(checkpoint: Checkpoint) -> None:
+    """One tensor, many weights: parts lie one after another and are all of it; none is another's."""
+    stack = TensorDecl("experts", "wq", (4, 32), "linear", QUANTS, parts=4)
+    result = account(checkpoint, [NORM, stack, WK])
+    assert list(result.weights()) == ["norm", "experts.0", "experts.1", "experts.2", "experts.3", "attn.wk"]
+    whole, parts = checkpoint.tensors["wq"], [result.find(f"experts.{part}") for part in range(4)]
+    assert {(info.name, info.shape, info.nbytes, decl.key) for info, decl in parts} == {("wq", (32,), 34, "experts")}
+    assert b"".join(checkpoint.view(info).tobytes() for info, _ in parts) == checkpoint.raw("wq").tobytes()
+    values = [weight_array(checkpoint, result, f"experts.{part}") for part in range(4)]
+    np.testing.assert_array_equal(values, checkpoint.array("wq"))
+    assert result.find("experts") == (whole, stack) and formats_of([stack], result) == {"experts": "Q8_0"}
+    for wrong in ("experts.4", "experts.x", "norm.0", "nothing"):
+        with pytest.raises(InternalError, match=f"no weight {wrong} was loaded"):
+            result.find(wrong)

@@ -97,3 +97,18 @@ def test_misuse_is_refused(misuse):
 def test_empty_pool_is_refused():
     with pytest.raises(RequestError, match="0 blocks"):
         BlockPool(0)
+
+
+def test_a_claimed_block_changes_hands_with_its_rows():
+    """Bug class: the claimed block is handed out a second time, or still found in the tree."""
+    pool, forgotten = BlockPool(2), []
+    pool.on_evict(forgotten.append)
+    pool.reserve(2)
+    block = pool.take()
+    pool.keep(block)
+    pool.release(block)
+    pool.claim(block)
+    assert forgotten == [block] and not pool.is_kept(block) and (pool.num_used, pool.num_reserved) == (1, 0)
+    pool.check_integrity([block])
+    with pytest.raises(InternalError):
+        pool.claim(block)

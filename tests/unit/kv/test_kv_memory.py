@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import settings, strategies
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from kv_stores import NumberStore, state_of
 
 from hotset.errors import InternalError
 from hotset.kv.memory import CacheMemory
@@ -75,7 +76,7 @@ def test_the_end_of_a_prefix_is_given_up_before_its_beginning_and_old_before_new
     fill(memory, tokens(*range(40, 48)), 8)  # takes the free block and one cached block
     again = memory.open(old, 9, 9)
     assert again is None  # 2 blocks are in use and 2 cached: one of them could be shared, 2 more are needed
-    assert [len(memory.match(memory.tree.root, prompt, 0, 8)) for prompt in (old, new)] == [1, 1]
+    assert [len(memory.find(prompt, len(prompt) - 1).path) for prompt in (old, new)] == [1, 1]
 
 
 def test_refused_admission_leaves_everything_as_it_was():
@@ -87,7 +88,7 @@ def test_refused_admission_leaves_everything_as_it_was():
     assert memory.pool.accounts() == before
     memory.check_integrity([])
     table = fill(memory, tokens(*range(60, 67)))  # evicts one block: the end of the prefix
-    assert len(memory.match(memory.tree.root, tokens(*range(9)), 0, 9)) == 1
+    assert len(memory.find(tokens(*range(9)), 9).path) == 1
     memory.check_integrity([table])
 
 
@@ -137,19 +138,6 @@ def test_a_private_table_neither_uses_nor_leaves_cached_blocks():
     memory.check_integrity([])
 
 
-def test_a_frontier_limits_where_a_sequence_can_resume():
-    """Bug class: rows are reused past the last place at which the rest of the state is known."""
-
-    class EveryOther:
-        def resumable_blocks(self, path):
-            return len(path) // 2 * 2
-
-    memory = CacheMemory(8, EveryOther(), BLOCK)
-    prompt = tokens(*range(15))
-    fill(memory, prompt).release()
-    assert memory.open(prompt, 15, 15).num_rows == 8
-
-
 def test_tree_check_notices_damage():
     memory = CacheMemory(4, block_tokens=BLOCK)
     table = fill(memory, tokens(*range(9)))
@@ -158,14 +146,33 @@ def test_tree_check_notices_damage():
         memory.check_integrity([table])
 
 
+def test_a_tail_is_given_up_before_the_block_that_it_follows():
+    """Bug class: a tail outlives its prefix, and its parent's id is used for other tokens."""
+    memory = CacheMemory(4, block_tokens=BLOCK)
+    table = fill(memory, tokens(*range(6)))
+    parent, tail = table.path()[0], int(table.blocks[1])
+    memory.tree.insert_tail(parent, tokens(4, 5).tobytes(), tail)
+    table.release()
+    memory.pool.reserve(3)
+    for _ in range(3):
+        memory.pool.take()
+    assert memory.tree.root.children and not parent.tails
+    memory.pool.retain(parent.block_id)
+    with pytest.raises(InternalError, match="before the blocks that follow"):
+        memory.tree.insert_tail(parent, b"1234", 3)
+        memory.tree._forget(parent.block_id)
+
+
 class Tables(RuleBasedStateMachine):
     """Random tables over a small pool. ``written`` plays the executor: what the rows of each block hold."""
 
     tables = Bundle("tables")
+    num_frontiers = num_snapshots = 0
 
     def __init__(self):
         super().__init__()
-        self.memory = CacheMemory(9, block_tokens=BLOCK)
+        self.store = NumberStore(9, self.num_frontiers)
+        self.memory = CacheMemory(9, BLOCK, self.store if self.num_frontiers else None, self.num_snapshots)
         self.written = np.full((9, BLOCK), -1, np.int32)
         self.live = []
 
@@ -177,10 +184,10 @@ class Tables(RuleBasedStateMachine):
     )
     def open(self, prompt, extra, reuse):
         sequence = np.array(prompt + [7] * extra, np.int32)
-        before = self.memory.pool.accounts()
+        before = self.memory.accounts()
         table = self.memory.open(sequence, len(prompt), len(sequence), reuse)
         if table is None:
-            assert self.memory.pool.accounts() == before
+            assert self.memory.accounts() == before
             return multiple()
         entry = {"table": table, "tokens": sequence, "num_prompt": len(prompt)}
         self.live.append(entry)
@@ -189,10 +196,13 @@ class Tables(RuleBasedStateMachine):
     @rule(entry=tables, count=strategies.integers(1, 7))
     def write(self, entry, count):
         table = entry["table"]
-        end = min(table.num_rows + count, len(entry["tokens"]))
+        count = table.limit(min(count, len(entry["tokens"]) - table.num_rows))
+        end = table.num_rows + count
         blocks = table.cover(end)
         for position in range(table.num_rows, end):
             self.written[blocks[position // BLOCK], position % BLOCK] = entry["tokens"][position]
+        if self.num_frontiers:
+            self.store.frontiers[table.frontier.slot] = state_of(entry["tokens"][:end])
         table.commit(end)
 
     @rule(entry=tables)
@@ -206,9 +216,21 @@ class Tables(RuleBasedStateMachine):
         entry["table"].release()
         self.live.remove(entry)
 
+    @rule(entry=consumes(tables))
+    def tear(self, entry):
+        table = entry["table"]
+        table.cover(len(entry["tokens"]))
+        if self.num_frontiers:
+            self.store.frontiers[table.frontier.slot] = 0
+        self.release(entry)
+
     @rule()
     def evict(self):
         self.memory.pool.evict_all()
+
+    @rule()
+    def forget(self):
+        self.memory.forget()
 
     @invariant()
     def accounts_are_whole(self):
@@ -220,7 +242,17 @@ class Tables(RuleBasedStateMachine):
             table = entry["table"]
             seen = self.written[table.blocks].reshape(-1)[: table.num_rows]
             assert seen.tolist() == entry["tokens"][: table.num_rows].tolist()
+            if self.num_frontiers and table.num_rows:
+                assert self.store.frontiers[table.frontier.slot] == state_of(entry["tokens"][: table.num_rows])
+
+
+class FrontierTables(Tables):
+    """The same for a model with a frontier, few slots and fewer snapshots than blocks."""
+
+    num_frontiers, num_snapshots = 3, 4
 
 
 TestTables = Tables.TestCase
+TestFrontierTables = FrontierTables.TestCase
 TestTables.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestFrontierTables.settings = TestTables.settings

@@ -8,7 +8,7 @@ op reads bytes that do not hold the buffer it means, because another buffer of t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from hotset.program.lower import (
     TILE_ROWS,
     Lowered,
     NativeOp,
+    act_bytes,
     row_floats,
 )
 
@@ -32,18 +33,21 @@ UNIT = 2
 """Bytes: two threads never share a byte pair (halves of the cache are the smallest thing a thread owns)."""
 KEY_GROUP = 64
 """kKeyGroup in native/src/types.h."""
-ANYONE = 7
-"""A thread number that stands for one thread, nobody knows which: attention deals its work out by cost."""
+ANYONE = (5, 6, 7)
+"""Thread numbers that stand for one thread, nobody knows which: it takes over what others are behind with, or work is
+dealt out by cost. Ops take them in turn, so that the one of an op is not the one of the next."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A step: thread and token counts, the indices of the wanted outputs, whether attention was split into spans."""
+    """A step: thread and token counts, the indices of the wanted outputs, whether attention was split into spans, and
+    the position of the first token (programs with rings)."""
 
     threads: int
     num_tokens: int
     outputs: tuple[int, ...]
     is_merged: bool
+    start: int = 0
 
     @property
     def is_few(self) -> bool:
@@ -85,9 +89,15 @@ class ByteModel:
         self.low, self.case = low, case
         self.slot_start = np.concatenate([[0], np.cumsum(low.slot_bytes)])
         self.private_start = np.concatenate([[0], np.cumsum(low.private_slot_bytes)])
+        self.num_ops = 0
+
+    def anyone(self) -> int:
+        """The thread that runs a piece of an op whose work threads take from each other."""
+        return ANYONE[self.num_ops % len(ANYONE)] if self.case.threads > 1 else 0
 
     def rows_of(self, b: int) -> int:
-        return len(self.case.outputs) if self.low.buffers[b].is_outputs else self.case.num_tokens
+        buffer = self.low.buffers[b]
+        return (len(self.case.outputs) if buffer.is_outputs else self.case.num_tokens) * buffer.rows_per_token
 
     def is_own(self, b: int) -> bool:
         return self.case.is_few and self.low.buffers[b].is_private
@@ -105,20 +115,30 @@ class ByteModel:
 
     def heads(self, b: int, tokens: Indices, columns: Indices, width: int) -> Units:
         """``width`` floats from each of the columns on, in each of the rows (equal shapes, or one column for all)."""
-        start = self.base(b) + (np.asarray(tokens) * row_floats(self.low.buffers[b].width) + columns) * 4
+        buffer = self.low.buffers[b]
+        start = self.base(b) + buffer.header_bytes + (np.asarray(tokens) * row_floats(buffer.width) + columns) * 4
         return spread(start, width * 4)
 
     def packed_rows(self, b: int, tokens: Indices) -> Units:
-        """Where pack_act writes these tokens (native/kernels/elementwise.h)."""
+        """Where pack_act writes these tokens (native/kernels/elementwise.h), in every group of columns."""
         buffer, n = self.low.buffers[b], self.rows_of(b)
         groups = np.array([group_of(n, int(t)) for t in tokens], np.int64).reshape(-1, 2)
-        k, first, size = buffer.width, groups[:, :1], groups[:, 1:]
-        lane, base = np.asarray(tokens, np.int64)[:, None] - first, self.base(b)
+        room = FEW_TOKENS if self.is_own(b) else (self.low.max_outputs if buffer.is_outputs else self.low.max_tokens)
+        k = buffer.width // buffer.groups
+        size = -(-act_bytes(buffer.act, k, room * buffer.rows_per_token) // 64) * 64
+        bases = [self.base(b) + g * size for g in range(buffer.groups)]
+        return np.concatenate([self.packed_at(b, base, groups, np.asarray(tokens), room) for base in bases])
+
+    def packed_at(self, b: int, base: int, groups: Indices, tokens: Indices, room: int) -> Units:
+        """Packed rows in groups [first, size] each; ``room`` tokens fit the buffer."""
+        buffer = self.low.buffers[b]
+        k, first, size = buffer.width // buffer.groups, groups[:, :1], groups[:, 1:]
+        lane = np.asarray(tokens, np.int64)[:, None] - first
+        room *= buffer.rows_per_token
         if buffer.act == ACT_F32:
             return spread(base + (first * k + np.arange(k) * size + lane) * 4, 4)
         if buffer.act == ACT_BF16:
             return spread(base + (first * k + np.arange(0, k, 2) * size + 2 * lane) * 2, 4)
-        room = FEW_TOKENS if self.is_own(b) else (self.low.max_outputs if buffer.is_outputs else self.low.max_tokens)
         num_terms = k // (16 if buffer.act == ACT_Q8_OFFSET_32 else 32)
         q = base + first * k + np.arange(k // 32) * 32 * size + lane * 32
         d = base + room * k + (first * (k // 32) + np.arange(k // 32) * size + lane) * 4
@@ -142,14 +162,22 @@ class ByteModel:
             value = head + BLOCK_TOKENS * dim * 2 + (r * dim + j) * 2
         return spread(np.concatenate([key, value]), 2)
 
+    def sizes(self) -> dict[str, int]:
+        """Bytes of every memory."""
+        low = self.low
+        block = max((op.cache_offset + 4 * op.num_kv_heads * op.head_dim * BLOCK_TOKENS for op in low.ops), default=0)
+        sizes = {"workspace": sum(low.slot_bytes), "cache": block, "partials": 8}
+        return sizes | {f"scratch {t}": sum(low.private_slot_bytes) for t in range(self.case.threads)}
+
     def touches(self, op: NativeOp) -> list[Touch]:
+        self.num_ops += 1
         if op.kind == "attend":
             return self.attention(op)
         return [touch for thread in range(self.case.threads) for touch in self.of_thread(op, thread)]
 
     def attention(self, op: NativeOp) -> list[Touch]:
         threads = range(self.case.threads)
-        anyone = ANYONE if self.case.threads > 1 else 0
+        anyone = self.anyone()
         rows = self.cache(op, *np.divmod(np.arange(self.case.num_tokens * op.num_kv_heads), op.num_kv_heads))
         out = [Touch(self.memory(op.x, t), t, False, self.all_rows(op.x), op.x) for t in threads]
         out += [Touch("cache", t, False, rows) for t in threads]
@@ -187,8 +215,10 @@ class ByteModel:
             case "linear" | "gated":
                 return self.product(op, thread, read, write)
             case "rope":
-                t, h = np.divmod(items, op.num_heads)
-                x = self.heads(op.x, t, h * op.head_dim, op.rotary_dim)
+                t, h = np.divmod(
+                    np.arange(case.num_tokens * op.num_heads) if self.is_own(op.x) else items, op.num_heads
+                )
+                x = self.heads(op.x, t, h * op.head_dim + op.first, op.rotary_dim)
                 return [read(op.y, self.rows(op.y, t)), read(op.x, x), write(op.x, x)]
             case "store_kv":
                 t, h = np.divmod(items, op.num_kv_heads)
@@ -201,14 +231,23 @@ class ByteModel:
         raise AssertionError(f"no rule for {op.kind}")
 
     def product(self, op: NativeOp, thread: int, read: Access, write: Access) -> list[Touch]:
-        tiles = share(-(-self.low.weights[op.weight].out_width // TILE_ROWS), thread, self.case.threads)
         n = self.rows_of(op.out)
-        if not len(tiles) or n == 0:
+        out = self.columns(op.out, np.arange(n), self.low.weights[op.weight].out_width, thread)
+        if not len(out) or n == 0:
             return []
-        start = np.full(n, tiles[0] * TILE_ROWS)
-        out = self.heads(op.out, np.arange(n), start, len(tiles) * TILE_ROWS)
-        touches = [read(op.x, self.all_rows(op.x)), write(op.out, out)]
-        return [read(op.out, out), *touches] if op.add else touches
+        touches = [read(op.x, self.all_rows(op.x)), self.claimed(write(op.out, out))]
+        return [self.claimed(read(op.out, out)), *touches] if op.add else touches
+
+    def columns(self, b: int, rows: Indices, width: int, thread: int) -> Units:
+        """A thread's tiles of columns in each of the rows."""
+        tiles = share(-(-width // TILE_ROWS), thread, self.case.threads)
+        if not len(tiles):
+            return np.zeros(0, np.int64)
+        return self.heads(b, rows, np.full(len(rows), tiles[0] * TILE_ROWS), len(tiles) * TILE_ROWS)
+
+    def claimed(self, touch: Touch) -> Touch:
+        """With many tokens another thread may be the one to do it."""
+        return touch if self.case.is_few else replace(touch, thread=self.anyone())
 
 
 def spread(starts: Indices, num_bytes: int) -> Units:
@@ -225,13 +264,10 @@ class _Memory:
         self.holds = np.full(num_units, -1, np.int32)
 
 
-def errors(low: Lowered, case: Case, dropped: int = -1) -> list[str]:
+def errors(low: Lowered, case: Case, dropped: int = -1, model: type[ByteModel] = ByteModel) -> list[str]:
     """Races and stale values of one step; ``dropped`` is the index of an op whose barrier is left out."""
-    model = ByteModel(low, case)
-    block = max((op.cache_offset + 4 * op.num_kv_heads * op.head_dim * BLOCK_TOKENS for op in low.ops), default=0)
-    sizes = {"workspace": sum(low.slot_bytes), "cache": block, "partials": 8}
-    sizes |= {f"scratch {t}": sum(low.private_slot_bytes) for t in range(case.threads)}
-    memories = {name: _Memory(size // UNIT + 1) for name, size in sizes.items()}
+    lab = model(low, case)
+    memories = {name: _Memory(size // UNIT + 1) for name, size in lab.sizes().items()}
     found = []
     for index, op in enumerate(low.ops):
         if op.kind == "attend_merge" and not case.is_merged:
@@ -240,7 +276,7 @@ def errors(low: Lowered, case: Case, dropped: int = -1) -> list[str]:
             for memory in memories.values():
                 memory.touched[:] = 0
                 memory.written[:] = 0
-        touches = model.touches(op)
+        touches = lab.touches(op)
         for touch in touches:
             memory = memories[touch.memory]
             bit = np.uint8(1 << touch.thread)

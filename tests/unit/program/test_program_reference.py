@@ -8,7 +8,8 @@ import pytest
 from helpers import Tiny, described, random_tokens, reference, run, same_bits
 
 from hotset.engine.batch import Segment, StepBatch
-from hotset.program.reference import rotate, round_bf16, round_q8, silu
+from hotset.program.reference_ops import rotate, silu
+from hotset.program.rounding import round_bf16, round_q8
 
 
 def test_round_bf16_is_to_nearest_even() -> None:
