@@ -8,7 +8,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 NATIVE := $(wildcard native/CMakeLists.txt native/src/* native/kernels/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-oracles test-models test-kernels test-aarch64 lint docs bench-peers bench-kernels clean
+.PHONY: help build demo test test-oracles test-models test-kernels test-aarch64 lint docs bench-peers bench-peers-v4 bench-kernels clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -60,6 +60,9 @@ docs: build  ## regenerate docs/reference
 
 bench-peers: build  ## side by side with llama-cpp-python and openvino-genai; writes docs/reference/peers.md
 	$(BIN)/python benchmarks/peers.py --priority
+
+bench-peers-v4: build  ## DeepSeek-V4 beside llama.cpp on its own conversion; writes docs/reference/peers-v4.md
+	$(BIN)/python benchmarks/peers.py --v4 --priority
 
 bench-kernels: build  ## one-token products of every format, as a share of the read bandwidth of the same run
 	$(BIN)/python benchmarks/kernels.py

@@ -2,6 +2,7 @@
 
     .venv/bin/python benchmarks/peers.py --quick                # SmolLM2 only, fewer repeats, table to the terminal
     .venv/bin/python benchmarks/peers.py                        # everything; writes docs/reference/peers.md and .json
+    .venv/bin/python benchmarks/peers.py --v4                   # DeepSeek-V4; writes docs/reference/peers-v4.md
     .venv/bin/python benchmarks/peers.py --models smollm2-q4_0 --engines hotset llama.cpp --repeats 5
 
 Missing environments (``.peers/``) and models (``.models/``, 12 GB in all) are made first. How things are measured:
@@ -23,6 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from peerlib import environments, machine, models, report, schedule
 
+V4_PAGE = environments.ROOT / "docs" / "reference" / "peers-v4.md"
 DEFAULT_PAGE = environments.ROOT / "docs" / "reference" / "peers.md"
 MANNERS_MODEL = "smollm2-q4_0"
 MANNERS_ENGINES = ("hotset", "llama.cpp")
@@ -35,6 +37,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="SmolLM2 only, 3 repeats, no file written unless --out")
     parser.add_argument("--models", nargs="+", choices=list(models.MODELS), help="only these (default: all)")
+    parser.add_argument("--v4", action="store_true", help="DeepSeek-V4 checkpoints instead, beside llama.cpp")
     parser.add_argument("--engines", nargs="+", choices=list(environments.ENGINES), help="only these (default: all)")
     parser.add_argument(
         "--repeats", type=int, help="samples of every number (default: 5, synthetic models and --quick 3)"
@@ -47,8 +50,10 @@ def parse_arguments() -> argparse.Namespace:
         "--priority", action="store_true", help="run workers in a scheduling autogroup of their own at -20 (root)"
     )
     options = parser.parse_args()
+    if options.v4:
+        options.models = [key for key, model in models.MODELS.items() if model.card]
     options.models = options.models or [
-        key for key, model in models.MODELS.items() if not (options.quick and model.is_synthetic)
+        key for key, model in models.MODELS.items() if not (model.card or (options.quick and model.is_synthetic))
     ]
     options.engines = options.engines or list(environments.ENGINES)
     if options.repeats is None and options.quick:
@@ -56,7 +61,7 @@ def parse_arguments() -> argparse.Namespace:
     if (options.repeats is not None and options.repeats < 1) or options.threads < 1:
         parser.error("--repeats and --threads take a number of at least 1")
     if options.out is None and not options.quick:
-        options.out = DEFAULT_PAGE
+        options.out = V4_PAGE if options.v4 else DEFAULT_PAGE
     return options
 
 
@@ -94,6 +99,7 @@ def main() -> int:
     nonce = f"{time.time_ns():x}"
     record: dict[str, Any] = {
         "command": shlex.join(["python", *sys.argv]),
+        "file": (options.out or DEFAULT_PAGE).with_suffix(".json").name,
         "date": started.strftime("%Y-%m-%d %H:%M UTC"),
         "machine": machine.describe(),
         "engines": options.engines,

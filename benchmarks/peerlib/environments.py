@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tarfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -81,3 +82,32 @@ def ensure(engine: Engine) -> None:
         env={**os.environ, **engine.build_environment},
         stdout=sys.stderr,
     )
+
+
+CONVERTER_PACKAGES = ("torch", "transformers", "safetensors", "sentencepiece", "numpy", "pyyaml", "tqdm", "requests")
+
+
+def ensure_converter() -> tuple[Path, Path]:
+    """Return the interpreter and the source folder of llama.cpp's checkpoint converter, made when missing.
+
+    The converter is part of the source package of llama-cpp-python; torch comes without CUDA.
+    """
+    folder = PEERS_DIR / "converter"
+    python = folder / "bin" / "python"
+    engine = ENGINES["llama.cpp"]
+    source = folder / f"llama_cpp_python-{engine.version}" / "vendor" / "llama.cpp"
+    if source.exists():
+        return python, source
+    print("installing llama.cpp's converter into .peers/converter (minutes, 2 GB)", file=sys.stderr)
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    pip = [python, "-m", "pip", "--quiet"]
+    cpu = ("--extra-index-url", "https://download.pytorch.org/whl/cpu")
+    subprocess.run([*pip, "install", *cpu, *CONVERTER_PACKAGES], check=True, stdout=sys.stderr)
+    requirement = f"{engine.package}=={engine.version}"
+    options = ("--no-deps", "--no-binary", engine.package, "--dest", folder)
+    subprocess.run([*pip, "download", *options, requirement], check=True, stdout=sys.stderr)
+    (archive,) = folder.glob("llama_cpp_python-*.tar.gz")
+    with tarfile.open(archive) as files:
+        files.extractall(folder, filter="data")
+    archive.unlink()
+    return python, source

@@ -10,9 +10,11 @@ from peerlib.schedule import ModelResult, Sample
 METRICS = {
     "decode_128": ("decode at 128 tokens", "tok/s", 1.0),
     "decode_4096": ("decode at 4,096 tokens", "tok/s", 1.0),
+    "decode_32768": ("decode at 32,768 tokens", "tok/s", 1.0),
     "batch_8": ("eight sequences together", "tok/s in all", 1.0),
     "prefill_512": ("prefill of 512 tokens", "tok/s", 1.0),
     "prefill_4096": ("prefill of 4,096 tokens", "tok/s", 1.0),
+    "prefill_32768": ("prefill of 32,768 tokens", "tok/s", 1.0),
     "load_s": ("load", "s", 1.0),
     "load_to_first_token_s": ("load to first token", "s", 1.0),
     "peak_rss_bytes": ("peak resident memory, one sequence", "GiB", 1.0 / (1 << 30)),
@@ -62,6 +64,8 @@ def model_table(result: ModelResult, engines: list[str]) -> list[str]:
     """Return the lines of one model's table."""
     rows = ["| | " + " | ".join(engines) + " | hotset / best peer |", "|---|" + "---|" * (len(engines) + 1)]
     for metric, (title, unit, scale) in METRICS.items():
+        if not medians(result, metric):
+            continue
         cells = [cell(result.samples.get(engine, {}).get(metric), scale) for engine in engines]
         rows.append(f"| {title}, {unit} | " + " | ".join(cells) + f" | {ratio_cell(metric, result)} |")
     return rows + share_rows(result, engines)
@@ -75,7 +79,8 @@ def share_rows(result: ModelResult, engines: list[str]) -> list[str]:
     decode = {engine: rate * result.facts.bytes_per_token for engine, rate in medians(result, "decode_128").items()}
     prefill = {engine: rate * 2 * result.facts.layer_weights for engine, rate in medians(result, "prefill_512").items()}
     read, int8 = ceiling(result, "read_bytes_per_s"), ceiling(result, "int8_ops_per_s")
-    rows = [share_row("weights read in decode at 128, GB/s", decode, read, engines)]
+    what = "bytes of the plan" if result.model.card else "weights"
+    rows = [share_row(f"{what} read in decode at 128, GB/s", decode, read, engines)]
     if result.model.format != "F16":
         rows.append(share_row("matrix products in prefill of 512, Gop/s", prefill, int8, engines))
     return rows
@@ -125,7 +130,7 @@ def page(record: dict[str, Any], results: list[ModelResult], manners: ModelResul
     lines = [
         "# hotset beside other engines",
         "",
-        "This page is written by the command below; do not edit it. Raw samples: `peers.json` beside it.",
+        f"This page is written by the command below; do not edit it. Raw samples: `{record['file']}` beside it.",
         "",
         f"- command: `{record['command']}`",
         f"- date: {record['date']}, hotset at commit {machine['hotset_commit'] or 'unknown'}",
@@ -144,7 +149,8 @@ def page(record: dict[str, Any], results: list[ModelResult], manners: ModelResul
     lines += [f"- {name}: {versions[name]}. {settings[name]}" for name in engines if name in versions]
     for result in results:
         order = "alternate item by item" if result.is_interleaved else "take turns, one in memory at a time"
-        size = f"{result.facts.bytes_per_token / 1e6:,.1f} MB of weights per token"
+        what = "as the plan says" if result.model.card else "of weights"
+        size = f"{result.facts.bytes_per_token / 1e6:,.1f} MB {what} per token"
         lines += ["", f"## {result.model.title}", ""]
         lines += [f"{size}; {result.num_repeats} repeats, {result.model.new_tokens} new tokens; engines {order}.", ""]
         lines += model_table(result, engines)

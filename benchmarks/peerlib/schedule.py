@@ -20,10 +20,9 @@ from peerlib.environments import Engine
 from peerlib.models import Model, WeightFacts, weight_facts
 
 NUM_SEQUENCES = 8
+CARD_ENGINES = ("hotset", "llama.cpp")
 BATCH_PROMPT_TOKENS = 16
 LONG_CONTEXT = 4096
-# A cache for the longest item, in whole blocks of 256 tokens.
-CACHE_TOKENS = LONG_CONTEXT + 256
 BUSY_NEW_TOKENS = 64
 # Ids that every vocabulary of the benchmark has and that are ordinary words in it.
 PROMPT_IDS = range(300, 49000)
@@ -107,9 +106,15 @@ def batch_item(new_tokens: int) -> Item:
     return measure
 
 
+def cache_tokens(model: Model) -> int:
+    """A cache for the longest item, in whole blocks of 256 tokens."""
+    return max(LONG_CONTEXT, model.deep_context) + 256
+
+
 def load_item(model: Model, threads: int) -> Item:
     def measure(worker: Worker, result: ModelResult, source: random.Random) -> None:
-        answer = worker.ask("load", path=str(model.path), threads=threads, context=CACHE_TOKENS)
+        path = str(model.path_for(worker.engine.name))
+        answer = worker.ask("load", path=path, threads=threads, context=cache_tokens(model))
         result.settings[worker.engine.name] = answer.fields["settings"]
         result.versions[worker.engine.name] = answer.fields["version"]
         load_s, first_token_s = answer.fields["load_s"], answer.fields["first_token_s"]
@@ -129,12 +134,14 @@ def items_of(model: Model, plan: Plan, repeat: int) -> list[tuple[str, Item]]:
 
     The long context takes minutes on a model of billions of parameters: such a model has it in its first repeat only.
     """
+    deep = (f"decode at {model.deep_context}", context_item(model.deep_context, model.new_tokens))
     long = (f"prefill of {LONG_CONTEXT}, decode there", context_item(LONG_CONTEXT, model.new_tokens))
     return [
         ("load", load_item(model, plan.threads)),
         ("decode at 128", context_item(128, model.new_tokens)),
         ("prefill of 512", context_item(512, 0)),
         *([long] if repeat < model.long_repeats else []),
+        *([deep] if model.deep_context and repeat == 0 else []),
         ("peak memory", peak_item),
         ("eight sequences", batch_item(model.new_tokens)),
     ]
@@ -193,6 +200,8 @@ def measure_model(model: Model, plan: Plan, nonce: str) -> ModelResult:
 
     The probe is hotset's, so a run of peers only has no ceilings.
     """
+    if model.card:  # no other engine reads this family
+        plan = plan.only(tuple(engine for engine in plan.engines if engine.name in CARD_ENGINES))
     result = ModelResult(model, weight_facts(model), plan.repeats_of(model), fit_together(model, plan.engines))
     for repeat in range(plan.repeats_of(model)):
         if any(engine.name == "hotset" for engine in plan.engines):

@@ -255,7 +255,7 @@ class Executor {
   Team team_;
   std::vector<Region> arenas_;     // weights, one per thread
   Region vectors_, workspace_, cache_, partials_, frontier_;
-  std::vector<Region> scratch_;    // per thread: private buffers, attention scratch, load staging
+  std::vector<Region> scratch_;    // per thread: private buffers, workspace, candidates
   std::vector<Weight> weights_;
   std::vector<int64_t> lds_;       // floats per row of each buffer
   std::vector<int64_t> slot_offset_, private_offset_;

@@ -15,7 +15,7 @@ namespace {
 // Fewer items than this per thread and heads are dealt out too, in runs of at least kLeastHeads.
 constexpr int64_t kItemsPerThread = 4, kLeastHeads = 8;
 
-// Nearest BF16, ties to even, as a float; the scale of the value's last bit for NaN is of no interest.
+// Finite numbers to the nearest BF16, ties to even.
 void round_to_bf16(float* x, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     uint32_t bits;

@@ -76,6 +76,7 @@ def load(
     prefill_chunk: int | None = None,
     max_sequences: int | None = None,
     prefix_tokens: int = 0,
+    snapshots: int | None = None,
     cache_format: str | None = None,
     on_plan: Callable[[Plan], None] | None = None,
     progress: Callable[[str, int], None] | None = None,
@@ -89,6 +90,8 @@ def load(
         prefill_chunk: most tokens in one step; default from a workspace budget.
         max_sequences: most sequences at once; default 1, since each one costs a whole context of cache.
         prefix_tokens: tokens of finished requests that stay reusable beyond what live sequences need.
+        snapshots: frontiers kept for prefix reuse, for a model that has one (docs/concepts/memory.md); default 8, and 8
+            more for every sequence.
         cache_format: of the cache rows, one of the family's; default what suits the weights (Llama: BF16, or F16 where
             all weights are F32 or F16; DeepSeek-V4: FP8).
         on_plan: called with the plan after it was found to fit and before the first large allocation.
@@ -103,7 +106,8 @@ def load(
     with described.checkpoint as checkpoint:
         spec = described.spec
         cpus = _cpus(threads)
-        plan = plan_model(described, Wish(context, max_sequences, prefill_chunk, len(cpus), prefix_tokens))
+        wish = Wish(context, max_sequences, prefill_chunk, len(cpus), prefix_tokens, snapshots)
+        plan = plan_model(described, wish)
         require_fit(plan)
         if on_plan is not None:
             on_plan(plan)
@@ -120,5 +124,6 @@ def load(
         max_sequences=plan.max_sequences,
         eos_ids=spec.eos_ids,
         plan=plan,
+        num_snapshots=plan.num_snapshots,
         identity=identity,
     )

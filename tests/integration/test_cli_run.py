@@ -102,7 +102,9 @@ def test_json_is_one_object(loads: Loads) -> None:
     report = json.loads(result.stdout)
     tokens, text, reason = answer(list(b"[user]Hello"), SAMPLING, 12)
     assert (report["model"], report["text"], report["finish_reason"], report["seed"]) == ("m", text, reason, 5)
-    assert report["usage"] == {"prompt_tokens": 11, "cached_tokens": 0, "completion_tokens": len(tokens)}
+    assert report["usage"] == {
+        "prompt_tokens": 11, "cached_tokens": 0, "recomputed_tokens": 0, "completion_tokens": len(tokens)
+    }  # fmt: skip
     assert report["timings"]["prefill_s"] > 0 and report["timings"]["decode_tokens_per_s"] > 0
 
 

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dsv4_files import TinyV4
+from dsv4_files import TinyV4, write_v4
 from dsv4_headers import v4_program
 from dsv4_native import v4_described, v4_native
-from helpers import plan_of, team
+from helpers import plan_of, random_tokens, team, tiny, write_gguf
 
+import hotset
 from hotset.api import Described
+from hotset.chat.random_tokenizer import byte_tokenizer
 from hotset.engine.native import NativeExecutor
-from hotset.errors import CheckpointError, InternalError
+from hotset.errors import CheckpointError, InternalError, RequestError
 from hotset.machine.native import available_isas
 from hotset.plan.budget import Wish, make_plan
 from hotset.program.cache import frontier_bytes
@@ -52,6 +54,31 @@ def test_regions_are_the_terms_of_the_plan(name: str, threads: int, cache_format
             assert {term: terms[term] for term in own} == own
             assert plan.num_frontiers == plan.max_sequences
             assert own["frontier"] == plan.max_sequences * frontier_bytes(d.spec.frontier) > 0
+
+
+def test_snapshots_are_planned_and_serve_a_prefix(tmp_path: Path) -> None:
+    """Guards against an engine that reuses nothing because nobody wired the plan's number, and against memory that is
+    taken without a term."""
+    path = write_v4(tmp_path, replace(MODELS["official"], vocab=320))
+    for name, text in byte_tokenizer(320, 0, 1).items():
+        (path / name).write_text(text, encoding="utf-8")
+    prompt = random_tokens(600, 320).tolist()
+    for asked, reused in ((None, 512), (3, 512), (0, 0)):
+        with hotset.load(path, threads=1, context=700, snapshots=asked) as engine:
+            number = 16 if asked is None else asked
+            terms = {t.name: t.num_bytes for t in engine.plan.terms}
+            assert terms["frontier snapshots"] == number * terms["frontier"]
+            for expected in (0, reused):
+                *_, last = engine.generate(prompt, hotset.Sampling(max_tokens=1, ignore_eos=True))
+                assert last.cached_tokens == expected
+            assert last.recomputed_tokens == (0 if reused else 512)
+
+
+def test_snapshots_of_a_model_without_a_frontier_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="has no frontier to keep"):
+        hotset.load(write_gguf(tmp_path / "llama.gguf", tiny("Q4_1")), threads=1, context=64, snapshots=2)
+    with pytest.raises(RequestError, match="snapshots is -1"):
+        hotset.load(write_v4(tmp_path / "v4", MODELS["float"]), threads=1, context=64, snapshots=-1)
 
 
 def test_workspace_and_scratch_do_not_grow_with_the_context() -> None:

@@ -86,8 +86,9 @@ class Answer:
     def stats(self) -> str:
         """Say in one line how many tokens there were and how fast."""
         done = self.finished
+        again = f", {done.recomputed_tokens} computed again" if done.recomputed_tokens else ""
         return (
-            f"prompt {done.num_prompt_tokens} tokens ({done.cached_tokens} cached), "
+            f"prompt {done.num_prompt_tokens} tokens ({done.cached_tokens} cached{again}), "
             f"prefill {_show(self.prefill_rate)}, answer {self.num_tokens} tokens, decode {_show(self.decode_rate)}"
         )
 
@@ -103,6 +104,7 @@ class Answer:
             "usage": {
                 "prompt_tokens": done.num_prompt_tokens,
                 "cached_tokens": done.cached_tokens,
+                "recomputed_tokens": done.recomputed_tokens,
                 "completion_tokens": self.num_tokens,
             },
             "timings": {

@@ -36,6 +36,12 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="Format of the cache rows: BF16, F16 (Llama), FP8, BF16, FP4 (DeepSeek-V4) [default: suits the weights].",
 )
+@click.option(
+    "--snapshots",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Frontiers kept for prefix reuse, for models that have one [default: 8, and 8 a sequence].",
+)
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads [default: one a core].")
 @click.option("--machine", metavar="NAME", help="Plan for this machine instead of the one here: dual-gh200.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
@@ -45,6 +51,7 @@ def command(
     sequences: int | None,
     prefill_chunk: int | None,
     cache_format: str | None,
+    snapshots: int | None,
     threads: int | None,
     machine: str | None,
     as_json: bool,
@@ -60,7 +67,7 @@ def command(
     """
     from hotset.plan.budget import Wish
 
-    wish = Wish(context, sequences, prefill_chunk, threads)
+    wish = Wish(context, sequences, prefill_chunk, threads, snapshots=snapshots)
     spec, formats, weights = _described(model, cache_format)
     if machine is None:
         _plan_here(spec, formats, wish, as_json)

@@ -65,6 +65,12 @@ SAMPLING_FIELDS = (
     metavar="NAME",
     help="Format of the cache rows: BF16, F16 (Llama), FP8, BF16, FP4 (DeepSeek-V4) [default: suits the weights].",
 )
+@click.option(
+    "--snapshots",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Frontiers kept for prefix reuse, for models that have one [default: 8, and 8 a sequence].",
+)
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads [default: one a core].")
 @click.option(
     "--stats", "show_stats", is_flag=True, help="Print tokens and speed after each answer, on standard error."
@@ -81,6 +87,7 @@ def command(
     ignore_eos: bool,
     context: int | None,
     cache_format: str | None,
+    snapshots: int | None,
     threads: int | None,
     show_stats: bool,
     as_json: bool,
@@ -115,7 +122,9 @@ def command(
     advice = thp.advice(thp.read_huge_pages())
     if advice is not None:
         note(f"note: {advice}")
-    with hotset.load(model, threads=threads, context=context, max_sequences=1, cache_format=cache_format) as engine:
+    with hotset.load(
+        model, threads=threads, context=context, max_sequences=1, cache_format=cache_format, snapshots=snapshots
+    ) as engine:
         if text is None:
             _enable_line_editing()
             Chat(engine, model, sampling, system, show_stats=show_stats, chat_options=chat_options).run(input)

@@ -40,7 +40,8 @@ def command(
 ) -> None:
     """Write a random checkpoint of the model NAME: its tensor names, shapes and formats, well-scaled random weights.
 
-    NAME is deepseek-v4-flash or deepseek-v4-pro, at full width, or the smaller deepseek-v4-mini and deepseek-v4-mid.
+    NAME is deepseek-v4-flash or deepseek-v4-pro, at full width, or the smaller deepseek-v4-mid, deepseek-v4-mini and
+    deepseek-v4-narrow.
     With --layers only the first layers are written, without the draft head. It computes as fast as the real model does,
     and answers with noise: for benchmarks and tests.
 

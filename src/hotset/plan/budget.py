@@ -19,6 +19,8 @@ from hotset.units import MIB, align_up, format_bytes
 
 DEFAULT_CONTEXT = 8192
 DEFAULT_SEQUENCES = 1
+DEFAULT_SNAPSHOTS = 8
+"""Of the frontier, and as many more for every sequence: half of them for the last turns, half for a long beginning."""
 WORKSPACE_BUDGET = 256 * MIB
 """What a step's buffers may take; the prefill chunk follows from it."""
 LARGEST_CHUNK = 512
@@ -42,6 +44,8 @@ class Wish:
     threads: int | None = None
     prefix_tokens: int = 0
     """Tokens of finished conversations that stay reusable beyond the blocks that live sequences need."""
+    snapshots: int | None = None
+    """Frontiers kept beside the live ones, for prefix reuse; 0 for none."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ class Plan:
     cache_bytes_per_token: float
     partial_floats: int
     num_frontiers: int
+    num_snapshots: int
     frontier_bytes: int
     """Of one sequence: windows and compressor state; 0 where rows of tokens are all there is."""
     terms: tuple[Term, ...]
@@ -138,6 +143,24 @@ def _positive(name: str, value: int) -> int:
     return value
 
 
+def snapshot_term(spec: ModelSpec, wish: int | None, sequences: int) -> tuple[int, Term | None]:
+    """Number of frontier snapshots and their bytes; no term for a model that has no frontier.
+
+    Raises:
+        RequestError: a negative number, or snapshots of a model that has nothing to keep.
+    """
+    per_frontier = frontier_bytes(spec.frontier)
+    if wish is not None and wish < 0:
+        raise RequestError(f"snapshots is {wish}, expected 0 or more")
+    if not per_frontier:
+        if wish:
+            raise RequestError(f"snapshots is {wish}, {spec.name} has no frontier to keep", "leave it out")
+        return 0, None
+    count = DEFAULT_SNAPSHOTS * (1 + sequences) if wish is None else wish
+    detail = f"{count} x {per_frontier:,} B for prefix reuse"
+    return count, Term("frontier snapshots", count * per_frontier, "resident", detail)
+
+
 def make_plan(
     spec: ModelSpec, formats: Mapping[str, str], wish: Wish, num_threads: int, available_bytes: int, source: str
 ) -> Plan:
@@ -183,11 +206,13 @@ def _size(
     rows = ", ".join(dict.fromkeys(group.format for group in spec.groups))
     cache = f"{blocks} blocks of {BLOCK_TOKENS} tokens, {per_block:,} B of {rows}, for {sequences} x {context:,} tokens"
     scratch = num_threads * low.scratch_bytes
+    snapshots, kept = snapshot_term(spec, wish.snapshots, sequences)
     frontier = f"{sequences} x {per_frontier:,} B of windows and compressor state"
     terms = (
         Term("weights", matrices + vectors, "resident", f"{len(spec.program.weights)} tensors, the files' own formats"),
         Term("cache", blocks * per_block, "per sequence", cache),
         *([Term("frontier", sequences * per_frontier, "per sequence", frontier)] if per_frontier else []),
+        *([kept] if kept else []),
         Term("workspace", sum(low.slot_bytes), "transient", f"step buffers for {chunk} tokens and {outputs} outputs"),
         Term("attention partials", partials * 4, "transient", f"{sequences} rows over {context:,} tokens"),
         Term("thread scratch", scratch, "transient", f"{num_threads} threads"),
@@ -208,6 +233,7 @@ def _size(
         cache_bytes_per_token=per_block / BLOCK_TOKENS,
         partial_floats=partials,
         num_frontiers=sequences if per_frontier else 0,
+        num_snapshots=snapshots,
         frontier_bytes=per_frontier,
         terms=terms,
         available_bytes=available_bytes,
@@ -236,6 +262,8 @@ def _smaller_wishes(plan: Plan, wish: Wish) -> Iterator[tuple[str, Wish]]:
     spare = (cache.num_bytes - (plan.total_bytes - plan.available_bytes)) // plan.block_bytes if plan.block_bytes else 0
     spare -= num_blocks(wish.prefix_tokens)
     chunk = f"--prefill-chunk {CHUNK_ALIGN}"
+    if plan.num_snapshots:
+        yield "--snapshots 0", replace(wish, snapshots=0)
     if wish.prefill_chunk is not None and wish.prefill_chunk > LARGEST_CHUNK:
         yield f"--prefill-chunk {LARGEST_CHUNK}", replace(wish, prefill_chunk=LARGEST_CHUNK)
     sequences = min(plan.max_sequences - 1, spare // num_blocks(plan.context))
@@ -250,3 +278,5 @@ def _smaller_wishes(plan: Plan, wish: Wish) -> Iterator[tuple[str, Wish]]:
             yield f"{options} {chunk}", replace(smaller, prefill_chunk=CHUNK_ALIGN)
     least = replace(wish, context=min(plan.context, BLOCK_TOKENS), max_sequences=1, prefill_chunk=CHUNK_ALIGN)
     yield f"--context {least.context} --sequences 1 {chunk}", least
+    if plan.num_snapshots:
+        yield f"--context {least.context} --sequences 1 --snapshots 0 {chunk}", replace(least, snapshots=0)

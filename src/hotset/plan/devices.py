@@ -14,7 +14,7 @@ from hotset.checkpoint.manifest import TensorDecl
 from hotset.errors import MachineError, RequestError
 from hotset.machine.presets import Preset
 from hotset.models.spec import ModelSpec, with_cache_format
-from hotset.plan.budget import DEFAULT_CONTEXT, DEFAULT_SEQUENCES, SAMPLER_BYTES, Term, Wish
+from hotset.plan.budget import DEFAULT_CONTEXT, DEFAULT_SEQUENCES, SAMPLER_BYTES, Term, Wish, snapshot_term
 from hotset.plan.paged import paged_layout, tokens_in_flight
 from hotset.program.cache import BLOCK_TOKENS, block_bytes, frontier_bytes, num_blocks
 from hotset.program.cost import decode_bytes
@@ -147,6 +147,8 @@ def plan_devices(
         Term("frontier", sequences * own.frontier_bytes, "per sequence", "windows and compressor state"),
         Term("sampler", SAMPLER_BYTES * spec.vocab_size, "resident", f"{spec.vocab_size:,} logits"),
     ]
+    _, kept = snapshot_term(spec, wish.snapshots, sequences)
+    terms += [kept] if kept else []
     room = usable - sum(term.num_bytes for term in terms)
     fitting = [chunk for chunk in CHUNKS if workspace[chunk] <= room and chunk <= context]
     chunk = wish.prefill_chunk or max(fitting, default=CHUNKS[0])

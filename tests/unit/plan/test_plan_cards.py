@@ -19,7 +19,7 @@ RELEASED = Path(__file__).parents[1] / "models" / "deepseek_v4" / "flash_0731.js
 
 
 def test_names() -> None:
-    assert card_names() == ("deepseek-v4-flash", "deepseek-v4-mid", "deepseek-v4-mini", "deepseek-v4-pro")
+    assert card_names() == tuple(f"deepseek-v4-{name}" for name in ("flash", "mid", "mini", "narrow", "pro"))
     assert is_card(FLASH) and not is_card("deepseek-v4")
     with pytest.raises(RequestError, match="no model card is named nonsense"):
         read_card("nonsense")
