@@ -73,7 +73,9 @@ def test_one_prompt_streams_the_answer_alone_to_stdout(loads: Loads) -> None:
     assert result.exit_code == 0
     assert result.stdout == expected("[user]Hello") + "\n"
     assert result.stderr == ""
-    assert loads.calls == [("m", {"threads": None, "context": None, "max_sequences": 1, "cache_format": None})]
+    assert loads.calls == [
+        ("m", {"threads": None, "context": None, "max_sequences": 1, "cache_format": None, "snapshots": None})
+    ]
     assert loads.executor.is_closed
 
 
@@ -81,7 +83,9 @@ def test_system_message_and_options_reach_the_engine(loads: Loads) -> None:
     result = run("m", "Hello", "--system", "Be brief.", "--threads", "2", "--context", "99", "--max-tokens", "1")
     assert result.exit_code == 0
     assert loads.prompts == [b"[system]Be brief.[user]Hello"]
-    assert loads.calls == [("m", {"threads": 2, "context": 99, "max_sequences": 1, "cache_format": None})]
+    assert loads.calls == [
+        ("m", {"threads": 2, "context": 99, "max_sequences": 1, "cache_format": None, "snapshots": None})
+    ]
 
 
 def test_raw_prompt_goes_in_as_it_is(loads: Loads) -> None:
