@@ -57,28 +57,15 @@ void encode_row(const float* x, int32_t width, int32_t plain, uint8_t* data, uin
   }
 }
 
-// The BF16 numbers of an FP8 row.
-inline void fp8_row_to_bf16(const uint8_t* data, const uint8_t* scales, int32_t dim, int32_t plain, uint16_t* out) {
-  int32_t c = 0;
-  for (; c + kRowGroup <= plain; c += kRowGroup) bf16_expand_e4m3(data + c, scales[c / kRowGroup] - 127, out + c);
-  if (c < plain) {
-    alignas(64) uint8_t codes[kRowGroup] = {};
-    uint16_t values[kRowGroup];
-    std::memcpy(codes, data + c, plain - c);
-    bf16_expand_e4m3(codes, scales[c / kRowGroup] - 127, values);
-    std::memcpy(out + c, values, 2 * (plain - c));
-  }
-  std::memcpy(out + plain, data + plain, 2 * (dim - plain));
-}
-
-// keys[dim/2][64][2] and values[32][dim][2] of rows of BF16 numbers.
-inline void tile_of_rows(const uint16_t* const* rows, int32_t dim, uint16_t* keys, uint16_t* values) {
-  for (int32_t j = 0; j < dim; j += 32) {
+// Channels [first, first + count) of keys[dim/2][64][2] and values[32][dim][2]; rows[r] begin at channel `first`.
+inline void tile_of_rows(const uint16_t* const* rows, int32_t first, int32_t count, int32_t dim, uint16_t* keys,
+                         uint16_t* values) {
+  for (int32_t j = 0; j < count; j += 32) {
     for (int r = 0; r < kTileKeys; r += 16) {
       const uint32_t* words[16];
       for (int i = 0; i < 16; ++i) words[i] = reinterpret_cast<const uint32_t*>(rows[r + i] + j);
-      uint32_t* out = reinterpret_cast<uint32_t*>(keys) + j / 2 * kTileKeys + r;
-      if (dim - j >= 32) {
+      uint32_t* out = reinterpret_cast<uint32_t*>(keys) + (first + j) / 2 * kTileKeys + r;
+      if (count - j >= 32) {
         u32_transpose16(words, out, kTileKeys);
       } else {
         for (int i = 0; i < 8; ++i)
@@ -88,27 +75,41 @@ inline void tile_of_rows(const uint16_t* const* rows, int32_t dim, uint16_t* key
   }
   for (int r = 0; r < kTileKeys; r += 2) {
     const uint16_t *even = rows[r], *odd = rows[r + 1];
-    uint32_t* out = reinterpret_cast<uint32_t*>(values) + r / 2 * dim;
-    for (int32_t j = 0; j < dim; ++j) out[j] = even[j] | static_cast<uint32_t>(odd[j]) << 16;
+    uint32_t* out = reinterpret_cast<uint32_t*>(values) + r / 2 * dim + first;
+    for (int32_t j = 0; j < count; ++j) out[j] = even[j] | static_cast<uint32_t>(odd[j]) << 16;
+  }
+}
+
+alignas(64) inline const uint16_t kAbsentRow[kMaxHeadDim] = {};
+
+// The scaled channels of an FP8 tile, a group of every row at a time so that the expanded numbers stay in the L1 cache.
+inline void fp8_tile_groups(const AttendTile& tile, int32_t dim, int32_t plain, uint16_t* keys, uint16_t* values) {
+  alignas(64) uint16_t expanded[kTileKeys * kRowGroup];
+  const uint16_t* rows[kTileKeys];
+  for (int r = 0; r < kTileKeys; ++r) rows[r] = r < tile.first || r >= tile.last ? kAbsentRow : expanded + r * kRowGroup;
+  for (int32_t c = 0; c < plain; c += kRowGroup) {
+    const int32_t count = plain - c < kRowGroup ? plain - c : kRowGroup;
+    for (int r = tile.first; r < tile.last; ++r) {
+      const uint8_t* data = tile.data[r] + c;
+      alignas(64) uint8_t codes[kRowGroup] = {};
+      if (count < kRowGroup) std::memcpy(codes, data, count);
+      bf16_expand_e4m3(count < kRowGroup ? codes : data, tile.scales[r][c / kRowGroup] - 127, expanded + r * kRowGroup);
+    }
+    tile_of_rows(rows, c, count, dim, keys, values);
   }
 }
 
 template <RowKind kKind>
 void expand_tile(const AttendTile& tile, int32_t dim, int32_t plain, uint16_t* keys, uint16_t* values) {
-  alignas(64) static const uint16_t kAbsent[kMaxHeadDim] = {};
-  alignas(64) uint16_t expanded[kKind == RowKind::kFP8 ? kTileKeys * kMaxHeadDim : 1];
+  // What is left of an FP8 row is BF16 behind its codes.
+  const int32_t first = kKind == RowKind::kFP8 ? plain : 0;
+  if (kKind == RowKind::kFP8) fp8_tile_groups(tile, dim, plain, keys, values);
   const uint16_t* rows[kTileKeys];
   for (int r = 0; r < kTileKeys; ++r) {
-    if (r < tile.first || r >= tile.last) {
-      rows[r] = kAbsent;
-    } else if (kKind == RowKind::kFP8) {
-      fp8_row_to_bf16(tile.data[r], tile.scales[r], dim, plain, expanded + r * dim);
-      rows[r] = expanded + r * dim;
-    } else {
-      rows[r] = reinterpret_cast<const uint16_t*>(tile.data[r]);
-    }
+    const bool is_absent = r < tile.first || r >= tile.last;
+    rows[r] = is_absent ? kAbsentRow : reinterpret_cast<const uint16_t*>(tile.data[r] + first);
   }
-  tile_of_rows(rows, dim, keys, values);
+  tile_of_rows(rows, first, dim - first, dim, keys, values);
 }
 
 // One pooled row: per channel a softmax of g + ape over the tokens, times k.

@@ -203,6 +203,9 @@ class Executor {
   void run_store_window(const OpSpec& op, int thread);
   void run_attend_rows(const OpSpec& op, int thread);
   void attend_rows_unit(const OpSpec& op, const RowsUnit& unit, int thread);
+  template <class Fill, class Meet>
+  void each_tile(int32_t kind, const OpSpec& op, const RowsWork& work, int64_t row_bytes, int64_t first, int64_t last,
+                 Fill fill, Meet meet) const;
   void attend_compressed(const OpSpec& op, const RowsUnit& unit, const RowsWork& work, int thread);
   void attend_window(const OpSpec& op, const RowsUnit& unit, const RowsWork& work, int thread);
   void attend_tile(const OpSpec& op, const RowsUnit& unit, const RowsWork& work, const int32_t* first,
@@ -304,6 +307,7 @@ inline Act act_from(const Act& act, ActKind kind, int64_t k, int64_t first) {
 // Bytes of scratch for attention units of `rows` query rows, and for choosing rows: the formulas of lower_types.py.
 int64_t rows_work_bytes(int64_t rows, int64_t dim);
 inline int64_t select_room(int64_t top_k) { return 4 * top_k + kSelectSlack; }
+inline int64_t select_bytes(int64_t top_k) { return 3 * select_room(top_k) * 8; }  // candidates, and two copies
 
 // Calls work(owner, begin, end) on pieces of the threads' shares, range(owner), of an op that costs the same wherever
 // it runs: a thread takes its own share first and then from those that are behind, so a thread that the system stopped

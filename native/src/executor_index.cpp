@@ -32,7 +32,35 @@ float score_of(uint64_t key) {
 
 int32_t row_of(uint64_t key) { return static_cast<int32_t>(key & 0xffffffffu); }
 
-// The best `top_k` of the rows offered so far, among up to `room` of them.
+// The k-th smallest, from 1, of n different keys. Keys are dealt around a pivot into `a` and `b` in turn, each of n.
+uint64_t kth_smallest(const uint64_t* keys, int64_t n, int64_t k, uint64_t* a, uint64_t* b) {
+  constexpr int kSamples = 16;
+  uint64_t samples[kSamples];
+  while (n > 4 * kSamples) {
+    for (int i = 0; i < kSamples; ++i) samples[i] = keys[n * i / kSamples];
+    std::sort(samples, samples + kSamples);
+    // Never the largest: a key above the pivot leaves the smaller part.
+    const uint64_t pivot = samples[std::min<int64_t>(kSamples - 2, k * kSamples / n)];
+    int64_t low = 0, high = n;
+    for (int64_t i = 0; i < n; ++i) {  // both places get the key, only one is kept: no branch to guess
+      const uint64_t key = keys[i];
+      a[low] = a[high - 1] = key;
+      const bool is_low = key <= pivot;
+      low += is_low, high -= !is_low;
+    }
+    keys = k <= low ? a : a + low;
+    n = k <= low ? low : n - low;
+    k = k <= low ? k : k - low;
+    std::swap(a, b);
+  }
+  uint64_t rest[4 * kSamples];
+  std::copy(keys, keys + n, rest);
+  std::nth_element(rest, rest + k - 1, rest + n);
+  return rest[k - 1];
+}
+
+// The best `top_k` of the rows offered so far, in rising order, among up to `room` of them. Rows are offered in rising
+// order: a later one needs a better score than the last of the best.
 class BestRows {
  public:
   BestRows(uint64_t* keys, int64_t top_k) : keys_(keys), top_k_(top_k), room_(select_room(top_k)) {}
@@ -41,13 +69,18 @@ class BestRows {
     if (size_ == room_) shrink();
     keys_[size_++] = key;
   }
-  // Leaves the best, in no order.
+  // Leaves the best.
   void shrink() {
     if (size_ <= top_k_) return;
-    std::nth_element(keys_, keys_ + top_k_ - 1, keys_ + size_);
-    size_ = top_k_;
-    // Rows are offered in rising order: a later one needs a better score than the last of the best.
-    threshold_ = std::nextafter(score_of(keys_[top_k_ - 1]), INFINITY);
+    const uint64_t last = kth_smallest(keys_, size_, top_k_, keys_ + room_, keys_ + 2 * room_);
+    int64_t kept = 0;
+    for (int64_t i = 0; i < size_; ++i) {
+      const uint64_t key = keys_[i];
+      keys_[kept] = key;
+      kept += key <= last;
+    }
+    size_ = kept;
+    threshold_ = std::nextafter(score_of(last), INFINITY);
   }
   void make_room(int64_t count) {
     if (size_ + count > room_) shrink();
@@ -56,15 +89,15 @@ class BestRows {
   const uint64_t* keys() const { return keys_; }
   int64_t size() const { return size_; }
 
-  // The rows in rising order as floats, then -1.
+  // The rows as floats, then -1.
   void write(float* out) {
     shrink();
-    std::sort(keys_, keys_ + size_, [](uint64_t a, uint64_t b) { return row_of(a) < row_of(b); });
-    for (int64_t i = 0; i < top_k_; ++i) out[i] = i < size_ ? static_cast<float>(row_of(keys_[i])) : -1.0f;
+    for (int64_t i = 0; i < size_; ++i) out[i] = static_cast<float>(row_of(keys_[i]));
+    std::fill(out + size_, out + top_k_, -1.0f);
   }
 
  private:
-  uint64_t* keys_;
+  uint64_t* keys_;  // and room for two copies behind them
   int64_t top_k_, room_, size_ = 0;
   float threshold_ = -INFINITY;
 };
@@ -115,9 +148,16 @@ void Executor::score_blocks(const OpSpec& op, int64_t t, int64_t begin, int64_t 
   const Query query(row(op.x, t, thread), op.num_heads, op.head_dim);
   alignas(64) float scores[kBlockTokens], kept[kBlockTokens];
   int32_t index[kBlockTokens];
+  const auto tiles_of_block = [&](int64_t b) {
+    return cache_.data() + seg.blocks[b] * spec_.block_bytes + op.cache_offset;
+  };
+  const int64_t block_tiles = rows / kTileRows * tile_bytes(kMXFP4, op.head_dim);
   for (int64_t b = begin; b < end; ++b) {
     const int64_t count = std::min(rows, seen - b * rows);
-    const uint8_t* tiles = cache_.data() + seg.blocks[b] * spec_.block_bytes + op.cache_offset;
+    const uint8_t* tiles = tiles_of_block(b);
+    // Blocks lie anywhere, and hardware prefetchers start anew in each.
+    const uint8_t* next = b + 1 < end ? tiles_of_block(b + 1) : tiles;
+    for (int64_t at = 0; at < block_tiles; at += 64) __builtin_prefetch(next + at);
     kernels_->index_scores(tiles, (count + kTileRows - 1) / kTileRows, op.head_dim, query.act, op.num_heads,
                            query.weights, scores);
     best.make_room(count);

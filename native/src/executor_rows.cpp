@@ -206,6 +206,29 @@ void Executor::attend_rows_unit(const OpSpec& op, const RowsUnit& unit, int thre
   }
 }
 
+// Calls fill(number, tile) and then meet(number) for tiles [first, last), the tile being expanded in between. The next
+// tile's rows are on their way meanwhile: chosen ones lie anywhere, and no hardware prefetcher would find them.
+template <class Fill, class Meet>
+void Executor::each_tile(int32_t kind, const OpSpec& op, const RowsWork& work, int64_t row_bytes, int64_t first,
+                         int64_t last, Fill fill, Meet meet) const {
+  AttendTile tiles[2];
+  const auto prepare = [&](int64_t number) {
+    AttendTile& tile = tiles[number & 1];
+    fill(number, tile);
+    for (int32_t i = tile.first; i < tile.last; ++i) {
+      for (int64_t at = 0; at < row_bytes; at += 64) __builtin_prefetch(tile.data[i] + at);
+      __builtin_prefetch(tile.data[i] + row_bytes - 1);
+      __builtin_prefetch(tile.scales[i]);
+    }
+  };
+  if (first < last) prepare(first);
+  for (int64_t number = first; number < last; ++number) {
+    if (number + 1 < last) prepare(number + 1);
+    kernels_->expand_tile[kind](tiles[number & 1], op.head_dim, op.plain, work.keys, work.values);
+    meet(number);
+  }
+}
+
 void Executor::attend_compressed(const OpSpec& op, const RowsUnit& unit, const RowsWork& work, int thread) {
   const Segment& seg = *unit.segment;
   const float* chosen = op.y < 0 ? nullptr : row(op.y, unit.token, thread);
@@ -218,43 +241,47 @@ void Executor::attend_compressed(const OpSpec& op, const RowsUnit& unit, const R
     most = std::find_if(chosen, chosen + op.top_k, [](float index) { return index < 0.0f; }) - chosen;
     seen[0] = most;
   }
-  for (int64_t first = 0; first < most; first += kTileKeys) {
-    AttendTile tile;
+  const auto fill = [&](int64_t number, AttendTile& tile) {
+    const int64_t first = number * kTileKeys;
     tile.first = 0;
     tile.last = static_cast<int32_t>(std::min<int64_t>(kTileKeys, most - first));
     for (int32_t i = 0; i < tile.last; ++i) {
       const RowPlace place = cached_row(op, seg, chosen ? static_cast<int64_t>(chosen[first + i]) : first + i);
       tile.data[i] = place.data, tile.scales[i] = place.scales;
     }
-    kernels_->expand_tile[op.row_kind](tile, op.head_dim, op.plain, work.keys, work.values);
+  };
+  each_tile(op.row_kind, op, work, op.row_bytes, 0, (most + kTileKeys - 1) / kTileKeys, fill, [&](int64_t number) {
     int32_t begin[kMaxUnitTokens] = {}, end[kMaxUnitTokens];
     for (int32_t i = 0; i < unit.num_tokens; ++i) {
-      end[i] = static_cast<int32_t>(std::clamp<int64_t>(seen[i] - first, 0, kTileKeys));
+      end[i] = static_cast<int32_t>(std::clamp<int64_t>(seen[i] - number * kTileKeys, 0, kTileKeys));
     }
     attend_tile(op, unit, work, begin, end);
-  }
+  });
 }
 
 void Executor::attend_window(const OpSpec& op, const RowsUnit& unit, const RowsWork& work, int thread) {
   const Segment& seg = *unit.segment;
   const int64_t position = positions_[unit.token], last = position + unit.num_tokens - 1;
   const int64_t oldest = std::max<int64_t>(0, position - op.window + 1);
-  for (int64_t first = oldest / kTileKeys * kTileKeys; first <= last; first += kTileKeys) {
-    AttendTile tile;
+  const auto fill = [&](int64_t number, AttendTile& tile) {
+    const int64_t first = number * kTileKeys;
     tile.first = static_cast<int32_t>(std::max<int64_t>(0, oldest - first));
     tile.last = static_cast<int32_t>(std::min<int64_t>(kTileKeys, last + 1 - first));
     for (int32_t i = tile.first; i < tile.last; ++i) {
       const RowPlace place = window_row(op, seg, first + i, thread);
       tile.data[i] = place.data, tile.scales[i] = place.scales;
     }
-    kernels_->expand_tile[op.ring_kind](tile, op.head_dim, op.plain, work.keys, work.values);
+  };
+  const int64_t end_tile = last / kTileKeys + 1;
+  each_tile(op.ring_kind, op, work, op.ring_row_bytes, oldest / kTileKeys, end_tile, fill, [&](int64_t number) {
+    const int64_t first = number * kTileKeys;
     int32_t begin[kMaxUnitTokens], end[kMaxUnitTokens];
     for (int32_t i = 0; i < unit.num_tokens; ++i) {
       begin[i] = static_cast<int32_t>(std::clamp<int64_t>(position + i - op.window + 1 - first, 0, kTileKeys));
       end[i] = static_cast<int32_t>(std::clamp<int64_t>(position + i + 1 - first, 0, kTileKeys));
     }
     attend_tile(op, unit, work, begin, end);
-  }
+  });
 }
 
 // The expanded tile meets all query rows; first and last are the rows that each of the unit's tokens sees.

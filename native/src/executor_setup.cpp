@@ -117,7 +117,7 @@ void Executor::place_buffers() {
     int64_t need = 0;
     if (op.kind == kOpAttend) need = rows * (2 * dim + kBlockTokens + 2 * (dim + 2)) * 4 + 512;
     if (op.kind == kOpAttendRows) need = rows_work_bytes(int64_t{op.unit_tokens} * op.num_heads, op.head_dim);
-    if (op.kind == kOpIndexSelect) need = select_room(op.top_k) * 8;
+    if (op.kind == kOpIndexSelect) need = select_bytes(op.top_k);
     const int64_t candidates = op.kind == kOpIndexSelect ? spec_.few_tokens * (op.top_k + 1) * 8 : 0;
     if (need > spec_.work_bytes || candidates > spec_.candidate_bytes) {
       throw std::runtime_error("no workspace for an op of kind " + std::to_string(op.kind));

@@ -15,6 +15,8 @@ CONTROL = {
     "<｜domain｜>": 128832, "<｜title｜>": 128836, "<｜read_url｜>": 128845,
 }  # fmt: skip
 _FIRST_BYTE = 3
+# Readers of byte-pair vocabularies refuse one without merges. This one joins bytes that no text has.
+_MERGED_BYTES = (0, 0)
 
 
 def byte_tokenizer(vocab_size: int, bos_id: int, eos_id: int) -> dict[str, str]:
@@ -27,7 +29,10 @@ def byte_tokenizer(vocab_size: int, bos_id: int, eos_id: int) -> dict[str, str]:
     after = _FIRST_BYTE + 256
     for i, (content, released_id) in enumerate(CONTROL.items()):
         control[content] = released_id if vocab_size > max(CONTROL.values()) else after + i
-    vocab = control | {character: _FIRST_BYTE + byte for character, byte in byte_of_character().items()}
+    characters = {byte: character for character, byte in byte_of_character().items()}
+    merge = [characters[byte] for byte in _MERGED_BYTES]
+    vocab = control | {character: _FIRST_BYTE + byte for byte, character in characters.items()}
+    vocab["".join(merge)] = after + len(CONTROL)
     added = [
         {
             "id": token_id, "content": content, "single_word": False, "lstrip": False, "rstrip": False,
@@ -42,7 +47,7 @@ def byte_tokenizer(vocab_size: int, bos_id: int, eos_id: int) -> dict[str, str]:
         "model": {
             "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
             "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
-            "vocab": dict(sorted(vocab.items(), key=lambda item: item[1])), "merges": [],
+            "vocab": dict(sorted(vocab.items(), key=lambda item: item[1])), "merges": [merge],
         },
     }  # fmt: skip
     settings = {

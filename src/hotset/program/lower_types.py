@@ -233,5 +233,5 @@ def _op_work_bytes(low: Lowered, op: NativeOp) -> int:
         parts = (TILE_KEYS * dim * 2, TILE_KEYS * dim * 2, rows * dim * 2, rows * (dim + 2) * 4, floats * 4)
         return sum(align_up(part, 64) for part in parts)
     if op.kind in ("index_select", "index_merge"):
-        return align_up((4 * op.top_k + SELECT_SLACK) * 8, 64)
+        return align_up(3 * (4 * op.top_k + SELECT_SLACK) * 8, 64)
     return 0

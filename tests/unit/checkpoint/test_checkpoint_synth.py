@@ -125,12 +125,12 @@ def test_bytes_are_the_same_on_every_machine(folder: Path) -> None:
 
 
 def test_tokenizer_writes_any_text(folder: Path, tmp_path: Path) -> None:
-    """One token per byte, and the control tokens at the ids of the release when the vocabulary is large enough."""
+    """One token per byte of text, and the control tokens at the ids of the release when the vocabulary is large enough."""
     tokenizer = Tokenizer.from_folder(folder)
     text = "Größe 1 M, \u4e2d\u6587 \U0001f600\n"
     ids = tokenizer.encode(text)
     assert ids == [3 + byte for byte in text.encode()] and tokenizer.decode(ids) == text
-    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.vocab_size) == (1, frozenset({2}), 259 + len(CONTROL))
+    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.vocab_size) == (1, frozenset({2}), 260 + len(CONTROL))
     assert tokenizer.encode_prompt("a") == [3 + ord("a")]
     for name, content in byte_tokenizer(129280, 0, 1).items():
         (tmp_path / name).write_text(content)
