@@ -8,7 +8,8 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 NATIVE := $(wildcard native/CMakeLists.txt native/src/* native/kernels/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-oracles test-models test-kernels test-aarch64 lint docs bench-peers bench-peers-v4 bench-kernels clean
+.PHONY: help build demo test test-oracles test-models test-kernels test-aarch64 test-numa test-numa-x86 test-numa-arm64
+.PHONY: lint docs bench-peers bench-peers-v4 bench-kernels clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -48,6 +49,16 @@ test-kernels: build  ## every kernel set of this machine against a plain judge i
 
 test-aarch64: build  ## the same cross-compiled for AArch64, under emulation; bits compared (g++-aarch64-linux-gnu, qemu-user-static)
 	scripts/cross_aarch64.sh
+
+test-numa: test-numa-x86 test-numa-arm64  ## placement inside emulated machines with several memory nodes (docs/guides/emulated_machines.md)
+
+test-numa-x86: build  ## the same, x86-64 alone
+	$(BIN)/python tools/numa/vm.py test x86-64
+	$(BIN)/python tools/numa/vm.py test x86-64 --machine gh200x2-gpu -- --ignore=tests/test_answers.py
+
+test-numa-arm64: build  ## the same, AArch64 alone (g++-aarch64-linux-gnu)
+	$(BIN)/python tools/numa/vm.py test arm64
+	$(BIN)/python tools/numa/vm.py test arm64 --machine gh200x2-gpu -- --ignore=tests/test_answers.py
 
 lint: build  ## formatting, types, stale generated documents
 	$(BIN)/ruff check .

@@ -28,6 +28,8 @@ from hotset.engine.batch import Segment, StepBatch
 from hotset.engine.native import NativeExecutor
 from hotset.machine.native import isa_in_use
 from hotset.machine.probe import CeilingMeter
+from hotset.machine.teams import Seats, pick_teams
+from hotset.machine.topology import read_topology
 from hotset.models.spec import ModelSpec
 from hotset.plan.budget import Wish, make_plan
 from hotset.program.builder import Builder
@@ -71,14 +73,14 @@ def random_blocks(name: str, num_bytes: int, seed: int) -> np.ndarray:
 class Product:
     """One matrix in one format, ready to run with ``num_tokens`` tokens."""
 
-    def __init__(self, name: str, mib: int, num_tokens: int, cpus: list[int], folder: Path) -> None:
+    def __init__(self, name: str, mib: int, num_tokens: int, seats: Seats, folder: Path) -> None:
         row = FORMATS[name].row_bytes(INPUTS)
         self.num_rows = (mib << 20) // row // 128 * 128
         self.num_tokens = num_tokens
         spec = product_model(self.num_rows, num_tokens)
         formats = {"embed": "F32", "matrix": name, "last": "F32"}
-        plan = make_plan(spec, formats, Wish(prefill_chunk=max(16, num_tokens)), len(cpus), 1 << 62, "no limit")
-        self.executor = NativeExecutor(spec, formats, plan, cpus, isa_in_use())
+        plan = make_plan(spec, formats, Wish(prefill_chunk=max(16, num_tokens)), len(seats.cpus), 1 << 62, "no limit")
+        self.executor = NativeExecutor(spec, formats, plan, seats, isa_in_use())
         self._load(name, row, folder / name)
         self.num_bytes = weight_bytes(Weight("matrix", self.num_rows, INPUTS), FORMATS[name])
         rng = np.random.default_rng(3)
@@ -150,7 +152,8 @@ class Row:
 
 
 def measure(name: str, num_tokens: int, args: argparse.Namespace, meter: CeilingMeter, folder: Path) -> Row:
-    product = Product(name, args.mib if num_tokens == 1 else args.many_mib, num_tokens, list(meter.cpus), folder)
+    seats = Seats(pick_teams(read_topology(), len(meter.cpus)))
+    product = Product(name, args.mib if num_tokens == 1 else args.many_mib, num_tokens, seats, folder)
     row = Row(name, num_tokens, "read" if num_tokens == 1 else compute_kind(name, meter))
     operations = 2.0 * product.num_rows * INPUTS * num_tokens
     product.seconds()

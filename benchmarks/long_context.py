@@ -25,11 +25,11 @@ from pathlib import Path
 import numpy as np
 
 import hotset
-from hotset.api import describe_model, plan_model
+from hotset.api import describe_model, find_seats, plan_model
 from hotset.engine.batch import Segment, StepBatch
 from hotset.engine.native import NativeExecutor
 from hotset.machine.native import isa_in_use
-from hotset.machine.topology import default_threads, pick_cpus, read_topology
+from hotset.machine.topology import read_topology
 from hotset.plan.budget import Wish, require_fit
 from hotset.program.cache import BLOCK_TOKENS, num_blocks
 from hotset.program.cost import decode_bytes
@@ -50,11 +50,14 @@ def own_memory() -> int:
 
 def run(options: argparse.Namespace) -> dict[str, object]:
     """Read ``options.tokens - 1`` tokens and answer one."""
+    described = describe_model(options.model)
+    with described.checkpoint:
+        vocab_size = described.spec.vocab_size
+    prompt = np.random.default_rng(1).integers(3, vocab_size, options.tokens - 1, dtype=np.int32)
     before = own_memory()
     engine = hotset.load(options.model, threads=options.threads, context=options.tokens)
     with engine:
         plan = engine.plan
-        prompt = np.random.default_rng(1).integers(3, engine.vocab_size, options.tokens - 1).astype(np.int32)
         request = engine.submit(prompt, hotset.Sampling(max_tokens=1, ignore_eos=True))
         started = reported = time.perf_counter()
         peak, done, shown, rates = own_memory(), 0, 0, []
@@ -84,14 +87,14 @@ class Bench:
 
     def __init__(self, model: str, contexts: list[int], threads: int | None) -> None:
         topology = read_topology()
-        cpus = pick_cpus(topology, threads or default_threads(topology)[0])
         described = describe_model(model)
         with described.checkpoint:
             longest = max(contexts) + NUM_ROUNDS * ROUND_STEPS + ROUND_STEPS
-            wish = Wish(longest, len(contexts), WARM_TOKENS, len(cpus), snapshots=0)
+            wish = Wish(longest, len(contexts), WARM_TOKENS, threads, snapshots=0)
+            seats = find_seats(topology, wish)
             plan = plan_model(described, wish)
             require_fit(plan)
-            self.executor = NativeExecutor(described.spec, described.formats, plan, cpus, isa_in_use())
+            self.executor = NativeExecutor(described.spec, described.formats, plan, seats, isa_in_use())
             self.executor.load(described.checkpoint, described.account)
         self.read = {c: decode_bytes(described.spec.program, described.formats, c) for c in contexts}
         self.vocab_size = described.spec.vocab_size

@@ -22,12 +22,12 @@ def v4_described(folder: Path, m: TinyV4, cache_format: str | None = None) -> De
 
 def v4_native(
     d: Described, threads: int = 1, isa: str | None = None, *, context: int = 512, sequences: int = 1,
-    chunk: int | None = None,
+    chunk: int | None = None, nodes: int = 1,
 ) -> NativeExecutor:  # fmt: skip
     """A loaded executor that gives the logits of every token of a step."""
     plan = plan_of(d, threads, context=context, max_sequences=sequences, prefill_chunk=chunk or context)
     plan = replace(plan, max_outputs=plan.prefill_chunk)
-    executor = NativeExecutor(d.spec, d.formats, plan, team(threads), isa or available_isas()[0])
+    executor = NativeExecutor(d.spec, d.formats, plan, team(threads, nodes), isa or available_isas()[0])
     executor.load(d.checkpoint, d.account)
     return executor
 

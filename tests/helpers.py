@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 from hotset.api import Described, describe_model
 from hotset.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from hotset.checkpoint.formats import FORMATS as FORMAT_TABLE
-from hotset.checkpoint.manifest import TensorDecl, account
+from hotset.checkpoint.manifest import TensorDecl, account, formats_of
 from hotset.checkpoint.tensor import TensorInfo
 from hotset.engine.batch import Executor, Segment, StepBatch
 from hotset.engine.native import NativeExecutor
 from hotset.machine.native import available_isas
+from hotset.machine.teams import NodeTeam, Seats
 from hotset.models.registry import describe
 from hotset.models.spec import ModelSpec
 from hotset.plan.budget import Plan, Wish, make_plan
@@ -318,10 +319,16 @@ def spec_and_formats(m: Tiny) -> tuple[ModelSpec, dict[str, str]]:
 # ---- executors -----------------------------------------------------------------------------------------------
 
 
-def team(num_threads: int) -> tuple[int, ...]:
-    """CPUs for that many threads; more threads than CPUs share them, which changes times and nothing else."""
+def team(num_threads: int, num_nodes: int = 1) -> Seats:
+    """Seats for that many threads, as if they were on ``num_nodes`` nodes.
+
+    More threads than CPUs share them, which changes times and nothing else; nodes that are not there change the layout
+    of memory, and nothing binds it.
+    """
     cpus = sorted(os.sched_getaffinity(0))
-    return tuple(cpus[i % len(cpus)] for i in range(num_threads))
+    places = [cpus[i % len(cpus)] for i in range(num_threads)]
+    each = num_threads // num_nodes
+    return Seats(tuple(NodeTeam(node, tuple(places[node * each : (node + 1) * each])) for node in range(num_nodes)))
 
 
 def plan_of(d: Described, threads: int = 1, **wish: int) -> Plan:
@@ -331,14 +338,14 @@ def plan_of(d: Described, threads: int = 1, **wish: int) -> Plan:
 
 def native(
     d: Described, threads: int = 1, isa: str | None = None, *, context: int = 512, sequences: int = 1, chunk: int = 512,
-    outputs: int | None = None, partials: int | None = None,
+    outputs: int | None = None, partials: int | None = None, nodes: int = 1,
 ) -> NativeExecutor:  # fmt: skip
     """A loaded native executor; ``outputs`` (by default every token of a step) and ``partials`` replace the plan's."""
     plan = plan_of(d, threads, context=context, max_sequences=sequences, prefill_chunk=chunk)
     plan = replace(plan, max_outputs=outputs or plan.prefill_chunk)
     if partials is not None:
         plan = replace(plan, partial_floats=partials)
-    executor = NativeExecutor(d.spec, d.formats, plan, team(threads), isa or available_isas()[0])
+    executor = NativeExecutor(d.spec, d.formats, plan, team(threads, nodes), isa or available_isas()[0])
     executor.load(d.checkpoint, d.account)
     return executor
 
@@ -408,4 +415,5 @@ def program(
     logits = build(builder)
     made = builder.finish(logits)
     spec = ModelSpec("test", "ops", 1, logits.width, logits.width, 4096, (), decls, groups, made)
-    return Described(checkpoint, spec, account(checkpoint, decls))
+    found = account(checkpoint, decls)
+    return Described(checkpoint, spec, found, formats_of(decls, found))

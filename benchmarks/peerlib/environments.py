@@ -90,7 +90,7 @@ CONVERTER_PACKAGES = ("torch", "transformers", "safetensors", "sentencepiece", "
 def ensure_converter() -> tuple[Path, Path]:
     """Return the interpreter and the source folder of llama.cpp's checkpoint converter, made when missing.
 
-    The converter is part of the source package of llama-cpp-python; torch comes without CUDA.
+    The converter is part of the source package of llama-cpp-python. Which build of torch it gets is up to pip's settings.
     """
     folder = PEERS_DIR / "converter"
     python = folder / "bin" / "python"
@@ -101,8 +101,7 @@ def ensure_converter() -> tuple[Path, Path]:
     print("installing llama.cpp's converter into .peers/converter (minutes, 2 GB)", file=sys.stderr)
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     pip = [python, "-m", "pip", "--quiet"]
-    cpu = ("--extra-index-url", "https://download.pytorch.org/whl/cpu")
-    subprocess.run([*pip, "install", *cpu, *CONVERTER_PACKAGES], check=True, stdout=sys.stderr)
+    subprocess.run([*pip, "install", *CONVERTER_PACKAGES], check=True, stdout=sys.stderr)
     requirement = f"{engine.package}=={engine.version}"
     options = ("--no-deps", "--no-binary", engine.package, "--dest", folder)
     subprocess.run([*pip, "download", *options, requirement], check=True, stdout=sys.stderr)

@@ -1,5 +1,5 @@
-// The lightning indexer's rows: 32 channels share a power-of-two scale and are e2m1 numbers, in tiles of sixteen rows
-// that are MXFP4 weights; a token's query heads are the int8 inputs of a product with them.
+// The lightning indexer's rows, in tiles of sixteen that are weights of a format: a token's query heads are the inputs
+// of a product with them.
 
 // Sums and differences of numbers kHalf apart. A constant distance lets the compiler use vectors.
 template <int kHalf> inline void butterflies(float* x, int32_t width) {
@@ -30,56 +30,108 @@ void hadamard(float* x, int32_t width) {
   for (int32_t i = 0; i < width; i += 16) f32_store(x + i, f32_mul(f32_load(x + i), scale));
 }
 
-// e2m1 codes of 32 numbers; returns the exponent of their scale, the smallest with which all of them fit.
-inline int e2m1_group(const float* x, uint8_t* codes) {
-  const f32x16 most = f32_splat(FLT_MAX);
-  const f32x16 low = f32_min(f32_abs(f32_load(x)), most), high = f32_min(f32_abs(f32_load(x + 16)), most);
-  const float top = f32_max_lanes(f32_max(low, high));
-  const int exponent = e2m1_scale_exponent(top < 6 * 0x1p-126f ? 6 * 0x1p-126f : top);
-  const float inverse = power_of_two(-exponent);
-  for (int i = 0; i < 32; ++i) {
-    const uint32_t bits = bits_of_float(x[i] * inverse);
-    codes[i] = static_cast<uint8_t>(e2m1_magnitude(float_of_bits(bits & 0x7fffffff)) | bits >> 31 << 3);
-  }
-  return exponent;
+// Finite numbers, as rows that are key and value in one have.
+inline void clamp_row(const float* x, int64_t width, float* out) {
+  for (int64_t i = 0; i < width; i += 16)
+    f32_store(out + i, f32_min(f32_max(f32_load(x + i), f32_splat(-kLargestScaled)), f32_splat(kLargestScaled)));
+}
+
+// e4m3 codes of a row and the exponent of its one scale.
+inline int e4m3_row(const float* x, int64_t width, uint8_t* codes) {
+  alignas(64) float values[kMaxHeadDim];
+  alignas(64) uint32_t bits[kMaxHeadDim];
+  clamp_row(x, width, values);
+  std::memcpy(bits, values, width * sizeof(float));
+  return e4m3_group(bits, static_cast<int>(width), codes);
 }
 
 // Row `lane` of a tile.
-void store_index_row(const float* x, int32_t width, uint8_t* tile, int32_t lane) {
-  uint8_t codes[32];
-  for (int32_t b = 0; b < width / 32; ++b, tile += kMxBlockBytes) {
-    tile[lane] = static_cast<uint8_t>(e2m1_group(x + 32 * b, codes) + 127);
-    for (int i = 0; i < 16; ++i)
-      tile[16 + i / 4 * 64 + 4 * lane + i % 4] = static_cast<uint8_t>(codes[i] | codes[16 + i] << 4);
+template <IndexKind kKind> void store_index_row(const float* x, int32_t width, uint8_t* tile, int32_t lane) {
+  if constexpr (kKind == IndexKind::kMXFP4) {
+    uint8_t codes[32];
+    for (int32_t b = 0; b < width / 32; ++b, tile += kMxBlockBytes) {
+      tile[lane] = static_cast<uint8_t>(e2m1_group(x + 32 * b, codes) + 127);
+      for (int i = 0; i < 16; ++i)
+        tile[16 + i / 4 * 64 + 4 * lane + i % 4] = static_cast<uint8_t>(codes[i] | codes[16 + i] << 4);
+    }
+  } else if constexpr (kKind == IndexKind::kFP8) {
+    alignas(64) uint8_t codes[kMaxHeadDim];
+    const float scale = power_of_two(e4m3_row(x, width, codes));
+    for (int32_t i = 0; i < width; ++i) tile[fp8_at(lane, i)] = codes[i];
+    std::memcpy(tile + kTileRows * width + 4 * lane, &scale, 4);
+  } else {
+    uint16_t values[kMaxHeadDim];
+    row_to_bf16(x, width, kLargestBf16, values);
+    for (int32_t i = 0; i < width; i += 2) std::memcpy(tile + 32 * i + 4 * lane, values + i, 4);
   }
 }
 
-// As pack_act: row t, a head, of n.
-void pack_index_query(const float* x, int64_t k, int64_t n, int64_t t, const Act& act) {
-  int64_t first;
-  int size;
-  find_group(n, t, &first, &size);
-  const int64_t lane = t - first;
+// A query head as int8 with a scale per 32, from its e2m1 numbers; `lane` of a group of `size`.
+inline void pack_e2m1_head(const float* x, int64_t k, int64_t first, int64_t lane, int size, const Act& act) {
   int8_t* q = act.q + first * k + lane * 32;
   float* d = act.d + first * (k / 32) + lane;
   int32_t* terms = act.terms + first * (k / 32) + lane;
-  uint8_t codes[32];
+  // Scales that are close together become the smallest of them.
+  uint8_t codes[kMaxHeadDim];
+  int exponents[kMaxHeadDim / 32], low = INT_MAX, high = INT_MIN;
+  for (int64_t b = 0; b < k / 32; ++b) {
+    exponents[b] = e2m1_group(x + 32 * b, codes + 32 * b);
+    low = exponents[b] < low ? exponents[b] : low;
+    high = exponents[b] > high ? exponents[b] : high;
+  }
+  const bool is_common = high - low <= kE2m1Spread;
   for (int64_t b = 0; b < k / 32; ++b, q += 32 * size, d += size, terms += size) {
-    *d = power_of_two(e2m1_group(x + 32 * b, codes) - 1);
+    const int shift = is_common ? exponents[b] - low : 0;
+    *d = power_of_two(exponents[b] - shift - 1);
     int32_t sum = 0;
-    for (int i = 0; i < 32; ++i) sum += q[i] = kTwiceE2m1[codes[i]];
+    for (int i = 0; i < 32; ++i) {
+      q[i] = static_cast<int8_t>(kTwiceE2m1[codes[32 * b + i]] * (1 << shift));
+      sum += q[i];
+    }
     *terms = -kE2m1Offset * sum;
   }
 }
 
+// As pack_act: row t, a head, of n.
+template <IndexKind kKind> void pack_index_query(const float* x, int64_t k, int64_t n, int64_t t, const Act& act) {
+  int64_t first;
+  int size;
+  find_group(n, t, &first, &size);
+  if constexpr (kKind == IndexKind::kMXFP4) {
+    pack_e2m1_head(x, k, first, t - first, size, act);
+  } else {
+    alignas(64) uint16_t values[kMaxHeadDim];
+    if constexpr (kKind == IndexKind::kFP8) {
+      alignas(64) uint8_t codes[kMaxHeadDim] = {};
+      const int exponent = e4m3_row(x, k, codes);  // e4m3 times a power of two is exact in BF16
+      for (int64_t i = 0; i < k; i += 64) bf16_expand_e4m3(codes + i, exponent, values + i);
+    } else {
+      row_to_bf16(x, static_cast<int32_t>(k), kLargestBf16, values);
+    }
+    uint16_t* out = act.bf16 + first * k + (t - first) * 2;
+    for (int64_t i = 0; i < k; i += 2) std::memcpy(out + i * size, values + i, 4);
+  }
+}
+
+// Products of rows and heads in units of the rows' scales, where those are one per row.
+template <IndexKind kKind, int NT, int S>
+HOTSET_INLINE void index_product(const uint8_t* tile, int64_t k, const Act& act, int64_t first, int slice,
+                                 f32x16 (&acc)[NT]) {
+  static constexpr uint8_t kNoScales[kMaxHeadDim / kScaleInputs] = {127, 127, 127, 127};
+  if constexpr (kKind == IndexKind::kMXFP4) tile_q8<FormatMXFP4, NT, S>(tile, k, act, first, slice, acc);
+  if constexpr (kKind == IndexKind::kFP8) fp8_run<NT, S>(kNoScales, tile, act.bf16 + first * k + 2 * slice, k, acc);
+  if constexpr (kKind == IndexKind::kBF16Exact) tile_bf16<NT, S>(tile, k, act, first, slice, acc);
+}
+
 // scores += sum over the S heads from `first` on of weight times the product, where positive.
-template <int S>
+template <IndexKind kKind, int S>
 HOTSET_INLINE f32x16 index_heads(const uint8_t* tile, int64_t k, const Act& act, int64_t first, const float* weights,
                                  f32x16 scores) {
-  constexpr int NT = S < kMaxTokens ? S : kMaxTokens;
+  constexpr int kMost = kKind == IndexKind::kMXFP4 ? kMaxTokens : kMaxTokensFloat;
+  constexpr int NT = S < kMost ? S : kMost;
   for (int slice = 0; slice < S; slice += NT) {
     f32x16 acc[NT];
-    tile_q8<FormatMXFP4, NT, S>(tile, k, act, first, slice, acc);
+    index_product<kKind, NT, S>(tile, k, act, first, slice, acc);
 #pragma GCC unroll 16
     for (int h = 0; h < NT; ++h)
       scores = f32_fma(f32_splat(weights[first + slice + h]), f32_max(acc[h], f32_zero()), scores);
@@ -87,21 +139,117 @@ HOTSET_INLINE f32x16 index_heads(const uint8_t* tile, int64_t k, const Act& act,
   return scores;
 }
 
+// ---- common scales --------------------------------------------------------------------------------------
+//
+// Numbers whose scales are close together are whole numbers of the smallest: heads are packed so, and of rows a lookup
+// of 64 entries makes it so. A product is then one sum of integers. It has the bits of the sum by groups of 32, in which
+// nothing is rounded either: a product is less than 2^24 units.
+
+constexpr int64_t kMostIndexGroups = 8;
+
+// Sixteen heads whose scales are common: the sums start at `terms`, a head's weight times its scale is `weights`.
+struct CommonHeads {
+  alignas(64) int32_t terms[16];
+  alignas(64) float weights[16];
+};
+
+inline bool common_heads(const Act& act, int64_t first, int64_t groups, const float* weights, CommonHeads* out) {
+  const float* d = act.d + first * groups;
+  const int32_t* terms = act.terms + first * groups;
+  bool is_common = true;
+  std::memset(out->terms, 0, sizeof out->terms);
+  for (int64_t b = 0; b < groups; ++b, terms += 16) {
+    is_common &= std::memcmp(d, d + 16 * b, 16 * sizeof(float)) == 0;
+    for (int h = 0; h < 16; ++h) out->terms[h] += terms[h] * (kE2m1ScaledOffset / kE2m1Offset);
+  }
+  for (int h = 0; h < 16; ++h) {
+    out->weights[h] = weights[first + h] * d[h];
+    is_common &= d[h] > 0x1p-60f && d[h] < 0x1p60f;  // far from where a product leaves the range of floats
+  }
+  return is_common;
+}
+
+// A tile whose rows' scales are close together, expanded, and the smallest scale of each row.
+struct CommonTile {
+  alignas(64) uint8_t w[kMostIndexGroups][8][64];
+  alignas(64) uint8_t scales[16];
+};
+
+// A template, so that the lookup need not exist in every instruction set.
+template <class Byte> inline bool common_tile(const Byte* tile, int64_t groups, CommonTile* out) {
+  if constexpr (!kHasScaledLookup) {
+    return false;
+  } else {
+    if (!row_scales(tile, kMxBlockBytes, groups, kE2m1Spread, out->scales)) return false;
+    for (int64_t b = 0; b < groups; ++b, tile += kMxBlockBytes) {
+      const auto shifts = row_shifts(tile, out->scales);
+      for (int i = 0; i < 4; ++i) {
+        const u8x64 v = u8_load(tile + 16 + 64 * i);
+        u8_store(out->w[b][i], u8_e2m1_scaled(u8_and(v, 15), shifts));
+        u8_store(out->w[b][4 + i], u8_e2m1_scaled(u8_and(u8_shr<4>(v), 15), shifts));
+      }
+    }
+    return true;
+  }
+}
+
+// As index_heads of sixteen, in units of the rows' scales.
+HOTSET_INLINE f32x16 common_scores(const CommonTile& tile, int64_t groups, const int8_t* q, const CommonHeads& heads,
+                                   f32x16 scores) {
+  constexpr int kHeads = 16;
+  i32x16 acc[kHeads];
+#pragma GCC unroll 16
+  for (int h = 0; h < kHeads; ++h) acc[h] = i32_splat(heads.terms[h]);
+  for (int64_t b = 0; b < groups; ++b, q += 32 * kHeads) {
+    u8x64 w[8];
+#pragma GCC unroll 8
+    for (int g = 0; g < 8; ++g) w[g] = u8_load(tile.w[b][g]);
+#pragma GCC unroll 16
+    for (int h = 0; h < kHeads; ++h)
+#pragma GCC unroll 8
+      for (int g = 0; g < 8; ++g) acc[h] = i32_dot<2 * kE2m1ScaledOffset>(acc[h], w[g], q + 32 * h + 4 * g);
+  }
+#pragma GCC unroll 16
+  for (int h = 0; h < kHeads; ++h)
+    scores = f32_fma(f32_splat(heads.weights[h]), f32_max(f32_from_i32(acc[h]), f32_zero()), scores);
+  return scores;
+}
+
+constexpr int64_t kMostCommonHeads = 128;
+
+template <IndexKind kKind>
 void index_scores(const uint8_t* tiles, int64_t num_tiles, int64_t k, const Act& act, int64_t num_heads,
-                  const float* weights, float* scores) {
-  for (int64_t i = 0; i < num_tiles; ++i, tiles += k / 32 * kMxBlockBytes, scores += 16) {
+                  const float* weights, const uint8_t* next, float* scores) {
+  const int64_t bytes = index_tile_bytes(kKind, k);
+  const int64_t groups = k / 32;
+  CommonTile common;
+  CommonHeads heads[kMostCommonHeads / 16];
+  bool is_common = kKind == IndexKind::kMXFP4 && kHasScaledLookup && num_heads % 16 == 0 && num_heads <= kMostCommonHeads && groups <= kMostIndexGroups;
+  for (int64_t h = 0; is_common && h < num_heads; h += 16) is_common = common_heads(act, h, groups, weights, &heads[h / 16]);
+  for (int64_t i = 0; i < num_tiles; ++i, tiles += bytes, scores += 16) {
+    // A few lines at a time: hardware prefetchers start anew in each block, and all at once would stall.
+    for (int64_t at = 0; next != nullptr && at < bytes; at += 64) __builtin_prefetch(next + i * bytes + at);
     f32x16 sum = f32_zero();
+    if (is_common && common_tile(tiles, groups, &common)) {
+      for (int64_t h = 0; h < num_heads; h += 16)
+        sum = common_scores(common, groups, act.q + h * k, heads[h / 16], sum);
+      f32_store(scores, f32_mul(sum, mx_scales(common.scales)));
+      continue;
+    }
     for (int64_t h = 0; h < num_heads;) {
       const int size = group_size(num_heads - h);
       switch (size) {
-        case 16: sum = index_heads<16>(tiles, k, act, h, weights, sum); break;
-        case 8: sum = index_heads<8>(tiles, k, act, h, weights, sum); break;
-        case 4: sum = index_heads<4>(tiles, k, act, h, weights, sum); break;
-        case 2: sum = index_heads<2>(tiles, k, act, h, weights, sum); break;
-        default: sum = index_heads<1>(tiles, k, act, h, weights, sum);
+        case 16: sum = index_heads<kKind, 16>(tiles, k, act, h, weights, sum); break;
+        case 8: sum = index_heads<kKind, 8>(tiles, k, act, h, weights, sum); break;
+        case 4: sum = index_heads<kKind, 4>(tiles, k, act, h, weights, sum); break;
+        case 2: sum = index_heads<kKind, 2>(tiles, k, act, h, weights, sum); break;
+        default: sum = index_heads<kKind, 1>(tiles, k, act, h, weights, sum);
       }
       h += size;
     }
+    // A power of two: the same bits as with every product scaled.
+    if constexpr (kKind == IndexKind::kFP8)
+      sum = f32_mul(sum, f32_load(reinterpret_cast<const float*>(tiles + kTileRows * k)));
     f32_store(scores, sum);
   }
 }

@@ -2,6 +2,7 @@
 #include "table.h"
 
 #include <cfloat>
+#include <climits>
 #include <cmath>
 #include <cstring>
 #include <type_traits>
@@ -63,17 +64,17 @@ const KernelTable table = {
     attend_merge,
     attend_finish,
     kProbeKernels,
-    {encode_row<RowKind::kFP8>, encode_row<RowKind::kBF16>, encode_row<RowKind::kBF16Exact>},
-    {expand_tile<RowKind::kFP8>, expand_tile<RowKind::kBF16>, expand_tile<RowKind::kBF16Exact>},
+    {encode_row<RowKind::kFP8>, encode_row<RowKind::kBF16>, encode_row<RowKind::kBF16Exact>, encode_row<RowKind::kFP4>},
     pack_tile_queries,
-    attend_tile,
+    {attend_tile<RowKind::kFP8>, attend_tile<RowKind::kBF16>, attend_tile<RowKind::kBF16Exact>,
+     attend_tile<RowKind::kFP4>},
     attend_finish_sink,
     compress_pool,
     head_norm,
     hadamard,
-    store_index_row,
-    pack_index_query,
-    index_scores,
+    {store_index_row<IndexKind::kMXFP4>, store_index_row<IndexKind::kFP8>, store_index_row<IndexKind::kBF16Exact>},
+    {pack_index_query<IndexKind::kMXFP4>, pack_index_query<IndexKind::kFP8>, pack_index_query<IndexKind::kBF16Exact>},
+    {index_scores<IndexKind::kMXFP4>, index_scores<IndexKind::kFP8>, index_scores<IndexKind::kBF16Exact>},
     select_above,
     hyper_mix,
     hyper_merge,

@@ -76,6 +76,33 @@ constexpr E2m1Table make_e2m1_table() {
 }
 constexpr E2m1Table kE2m1Unsigned = make_e2m1_table();
 
+// Twice the numbers times 1, 2, 4 and 8, as unsigned bytes: what scales that differ by up to kE2m1Spread come to.
+constexpr int kE2m1Spread = 3, kE2m1ScaledOffset = kE2m1Offset << kE2m1Spread;
+constexpr E2m1Table make_e2m1_scaled_table() {
+  E2m1Table out{};
+  for (int i = 0; i < 64; ++i) out.entries[i] = static_cast<uint8_t>(kTwiceE2m1[i % 16] * (1 << i / 16) + kE2m1ScaledOffset);
+  return out;
+}
+constexpr E2m1Table kE2m1Scaled = make_e2m1_scaled_table();
+
+// The sixteen as BF16 numbers, twice over for lookups of 32 entries, and the bytes of these.
+struct E2m1Words {
+  alignas(64) uint16_t words[32];
+  alignas(16) uint8_t high[16];
+  alignas(16) uint8_t low[16];
+};
+constexpr E2m1Words make_e2m1_words() {
+  constexpr uint16_t kMagnitudes[8] = {0, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0};
+  E2m1Words out{};
+  for (int i = 0; i < 32; ++i) out.words[i] = static_cast<uint16_t>(kMagnitudes[i & 7] | (i & 8) << 12);
+  for (int i = 0; i < 16; ++i) {
+    out.high[i] = static_cast<uint8_t>(out.words[i] >> 8);
+    out.low[i] = static_cast<uint8_t>(out.words[i] & 255);
+  }
+  return out;
+}
+constexpr E2m1Words kE2m1Words = make_e2m1_words();
+
 // Code of the nearest number, ties to even, of a format with kMantissa bits and this bias; 0 <= x, up to its largest.
 // Subnormals are whole numbers of 2^(1 - kBias - kMantissa), which is the last place of floats near `magic`. Without
 // branches, so that the compiler makes vectors of a loop.

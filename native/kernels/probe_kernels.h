@@ -52,6 +52,20 @@ inline uint64_t probe_read(const void* data, size_t bytes, uint64_t repeats, siz
   return total;
 }
 
+inline void probe_write(void* data, size_t bytes) {
+  const __m512i ones = _mm512_set1_epi8(1);
+  for (size_t at = 0; at < bytes; at += 64) _mm512_stream_si512(reinterpret_cast<__m512i*>(static_cast<char*>(data) + at), ones);
+  _mm_sfence();
+}
+
+inline void probe_copy(void* to, const void* from, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += 64) {
+    const __m512i line = _mm512_load_si512(static_cast<const char*>(from) + at);
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(static_cast<char*>(to) + at), line);
+  }
+  _mm_sfence();
+}
+
 inline void probe_int8(uint64_t iterations) {
   __m512i sums[12];
   __m512i a = _mm512_set1_epi8(3), b = _mm512_set1_epi8(5);
@@ -97,6 +111,9 @@ inline void probe_f32(uint64_t iterations) {
 
 constexpr ProbeKernels kProbeKernels = {
     probe_read,
+    probe_write,
+    probe_copy,
+    "vmovntdq zmm",
     {{"int8", "vpdpbusd zmm", probe_int8, 12 * 64 * 2.0, false},
      {"bf16", "vdpbf16ps zmm", probe_bf16, 12 * 32 * 2.0, false},
      {"f32", "vfmadd zmm", probe_f32, 12 * 16 * 2.0, false}},
@@ -137,6 +154,20 @@ inline uint64_t probe_read(const void* data, size_t bytes, uint64_t repeats, siz
   return words[0] + words[1] + words[2] + words[3];
 }
 
+inline void probe_write(void* data, size_t bytes) {
+  const __m256i ones = _mm256_set1_epi8(1);
+  for (size_t at = 0; at < bytes; at += 32) _mm256_stream_si256(reinterpret_cast<__m256i*>(static_cast<char*>(data) + at), ones);
+  _mm_sfence();
+}
+
+inline void probe_copy(void* to, const void* from, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += 32) {
+    const __m256i half = _mm256_load_si256(reinterpret_cast<const __m256i*>(static_cast<const char*>(from) + at));
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(static_cast<char*>(to) + at), half);
+  }
+  _mm_sfence();
+}
+
 // Without VNNI a dot product of bytes is three instructions; the rate counts only its multiplies and adds.
 inline void probe_int8(uint64_t iterations) {
   __m256i sums[10];
@@ -171,6 +202,9 @@ inline void probe_f32(uint64_t iterations) {
 
 constexpr ProbeKernels kProbeKernels = {
     probe_read,
+    probe_write,
+    probe_copy,
+    "vmovntdq ymm",
     {{"int8", "vpmaddubsw + vpmaddwd + vpaddd ymm", probe_int8, 10 * 32 * 2.0, false},
      {"f32", "vfmadd ymm", probe_f32, 12 * 8 * 2.0, false}},
     2,
@@ -206,6 +240,23 @@ inline uint64_t probe_read(const void* data, size_t bytes, uint64_t repeats, siz
 #pragma GCC unroll 16
   for (int i = 1; i < 16; ++i) sums[0] = vaddq_u64(sums[0], sums[i]);
   return vaddvq_u64(sums[0]);
+}
+
+// Intrinsics have no non-temporal pair.
+inline void probe_store_pair(char* to, uint8x16_t a, uint8x16_t b) {
+  asm volatile("stnp %q1, %q2, [%0]" : : "r"(to), "w"(a), "w"(b) : "memory");
+}
+
+inline void probe_write(void* data, size_t bytes) {
+  const uint8x16_t ones = vdupq_n_u8(1);
+  for (size_t at = 0; at < bytes; at += 32) probe_store_pair(static_cast<char*>(data) + at, ones, ones);
+}
+
+inline void probe_copy(void* to, const void* from, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += 32) {
+    const auto* address = static_cast<const uint8_t*>(from) + at;
+    probe_store_pair(static_cast<char*>(to) + at, vld1q_u8(address), vld1q_u8(address + 16));
+  }
 }
 
 // Four pipes of latency 3 or 4 on the widest cores (Neoverse V2), so 20 chains.
@@ -268,6 +319,9 @@ inline void probe_bf16(uint64_t iterations) {
 
 constexpr ProbeKernels kProbeKernels = {
     probe_read,
+    probe_write,
+    probe_copy,
+    "stnp q",
     {{"int8", "sdot", probe_int8, 20 * 16 * 2.0, false},
      {"int8_matrix", "smmla", probe_int8_matrix, 20 * 32 * 2.0, false},
      {"bf16", "bfdot", probe_bf16, 20 * 8 * 2.0, true},

@@ -18,15 +18,11 @@ void pack_tile_queries(const float* const* q, int32_t num_rows, int32_t dim, flo
   }
 }
 
-// sums[r][i] = sum over `steps` of pairs a[step * R + r] times row[step][i]: R query rows, V vectors.
+// sums[r][i] += sum over `steps` of pairs a[step * R + r] times row[step][i]: R query rows, V vectors.
 // `row_stride`: numbers from one step's vectors to the next; `a_row`, `a_step`: numbers between rows and steps of a.
 template <int R, int V>
 HOTSET_INLINE void pair_products(const uint16_t* a, int64_t a_row, int64_t a_step, const uint16_t* row,
                                  int64_t row_stride, int steps, f32x16 (&sums)[R][V]) {
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-    for (int i = 0; i < V; ++i) sums[r][i] = f32_zero();
   for (int s = 0; s < steps; ++s, a += a_step, row += row_stride) {
     bf16x32 v[V];
 #pragma GCC unroll 4
@@ -38,37 +34,75 @@ HOTSET_INLINE void pair_products(const uint16_t* a, int64_t a_row, int64_t a_ste
   }
 }
 
-// out[r][16 i ..] for all sums.
-template <int R, int V> HOTSET_INLINE void store_sums(const f32x16 (&sums)[R][V], float* out, int64_t ld) {
+// scores[r][64] of R packed queries, plus what `steps` pairs of channels add; from zero with the first ones.
+template <int R>
+void score_piece(const uint16_t* q, const uint16_t* keys, int steps, bool is_first, float* scores) {
+  for (int key = 0; key < kTileKeys; key += 16 * kQueryTiles) {
+    f32x16 sums[R][kQueryTiles];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int i = 0; i < kQueryTiles; ++i)
+        sums[r][i] = is_first ? f32_zero() : f32_load(scores + r * kTileKeys + key + 16 * i);
+    pair_products<R, kQueryTiles>(q, 2, 2 * R, keys + 2 * key, 2 * kTileKeys, steps, sums);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int i = 0; i < kQueryTiles; ++i) f32_store(scores + r * kTileKeys + key + 16 * i, sums[r][i]);
+  }
+}
+
+// How a row's part of a tile enters its accumulator (m, l, o): not at all, as it is, or o = o * kept + part * added.
+struct Merge {
+  float kept, added;
+  int32_t is_seen, is_new;
+};
+
+// As merge_part, for m and l; o follows a piece at a time.
+inline Merge begin_merge(float* acc, float m_part, float l_part) {
+  if (l_part == 0.0f) return {1.0f, 0.0f, 0, 0};
+  if (acc[1] == 0.0f) {
+    acc[0] = m_part, acc[1] = l_part;
+    return {0.0f, 1.0f, 1, 1};
+  }
+  const float m = acc[0] > m_part ? acc[0] : m_part;
+  alignas(64) float e[16] = {acc[0] - m, m_part - m};
+  f32_store(e, exp16(f32_load(e)));
+  acc[0] = m;
+  acc[1] = acc[1] * e[0] + l_part * e[1];
+  return {e[0], e[1], 1, 0};
+}
+
+// acc[r][16 V] merged with the sum over keys of the weights p[r][64] times values[32][..][2].
+template <int R, int V>
+HOTSET_INLINE void value_vectors(const uint16_t* p, const uint16_t* values, int32_t count, const Merge* merges,
+                                 float* acc, int64_t ld) {
+  f32x16 sums[R][V];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int i = 0; i < V; ++i) f32_store(out + r * ld + 16 * i, sums[r][i]);
-}
-
-// scores[r][64] of R packed queries.
-template <int R> void tile_scores(const uint16_t* q, const uint16_t* keys, int32_t dim, float* scores) {
-  for (int key = 0; key < kTileKeys; key += 16 * kQueryTiles) {
-    f32x16 sums[R][kQueryTiles];
-    pair_products<R, kQueryTiles>(q, 2, 2 * R, keys + 2 * key, 2 * kTileKeys, dim / 2, sums);
-    store_sums(sums, scores + key, kTileKeys);
+    for (int i = 0; i < V; ++i) sums[r][i] = f32_zero();
+  // Weights lie over the floats they come from.
+  pair_products<R, V>(p, 2 * kTileKeys, 2, values, 2 * count, kTileKeys / 2, sums);
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    const Merge& merge = merges[r];
+    if (!merge.is_seen) continue;
+    const f32x16 kept = f32_splat(merge.kept), added = f32_splat(merge.added);
+#pragma GCC unroll 4
+    for (int i = 0; i < V; ++i) {
+      float* o = acc + r * ld + 16 * i;
+      f32_store(o, merge.is_new ? sums[r][i] : f32_fma(f32_load(o), kept, f32_mul(sums[r][i], added)));
+    }
   }
 }
 
-// o[r][dim] = sum over keys of the weights p[r][64] times values.
-template <int R> void tile_values(const uint16_t* p, const uint16_t* values, int32_t dim, float* o, int64_t ld) {
-  constexpr int kPairs = kTileKeys / 2, kRow = 2 * kTileKeys;  // weights lie over the floats they come from
+template <int R>
+void value_piece(const uint16_t* p, const uint16_t* values, int32_t count, const Merge* merges, float* acc, int64_t ld) {
   int32_t c = 0;
-  for (; c + 16 * kQueryTiles <= dim; c += 16 * kQueryTiles) {
-    f32x16 sums[R][kQueryTiles];
-    pair_products<R, kQueryTiles>(p, kRow, 2, values + 2 * c, 2 * dim, kPairs, sums);
-    store_sums(sums, o + c, ld);
-  }
-  for (; c < dim; c += 16) {
-    f32x16 sums[R][1];
-    pair_products<R, 1>(p, kRow, 2, values + 2 * c, 2 * dim, kPairs, sums);
-    store_sums(sums, o + c, ld);
-  }
+  for (; c + 16 * kQueryTiles <= count; c += 16 * kQueryTiles)
+    value_vectors<R, kQueryTiles>(p, values + 2 * c, count, merges, acc + c, ld);
+  for (; c < count; c += 16) value_vectors<R, 1>(p, values + 2 * c, count, merges, acc + c, ld);
 }
 
 // Scores to BF16 weights exp(s - m), over the scores, for rows [first, last) and zero for the others; m and l to `ml`.
@@ -95,25 +129,62 @@ inline void tile_softmax(float* s, int first, int last, float* ml) {
   ml[1] = f32_sum_lanes(sum);
 }
 
-template <int R> void attend_tile_group(const TileAttendArgs& a, int32_t row) {
-  const int64_t ld = a.dim + 2;
-  float *scores = a.scratch, *parts = a.scratch + R * kTileKeys;
-  tile_scores<R>(a.q + row * a.dim, a.keys, a.dim, scores);
-  for (int r = 0; r < R; ++r) tile_softmax(scores + r * kTileKeys, a.first[row + r], a.last[row + r], parts + r * ld);
-  tile_values<R>(reinterpret_cast<const uint16_t*>(scores), a.values, a.dim, parts + 2, ld);
-  for (int r = 0; r < R; ++r) attend_merge(a.acc + (row + r) * ld, parts + r * ld, a.dim);
-}
-
-// The group of exactly `size` rows.
-template <int R> inline void attend_tile_exact(const TileAttendArgs& a, int32_t row, int size) {
+// Calls work<R>(first row, R) for groups of kQueryRows rows and the smaller last one.
+template <int R, class Work> inline void exact_group(int32_t row, int size, const Work& work) {
   if constexpr (R == 0) return;
-  else if (size == R) attend_tile_group<R>(a, row);
-  else attend_tile_exact<R - 1>(a, row, size);
+  else if (size == R) work(row, std::integral_constant<int, R>());
+  else exact_group<R - 1>(row, size, work);
+}
+template <class Work> inline void each_group(int32_t num_rows, const Work& work) {
+  for (int32_t row = 0; row < num_rows; row += kQueryRows)
+    exact_group<kQueryRows>(row, num_rows - row < kQueryRows ? num_rows - row : kQueryRows, work);
 }
 
-void attend_tile(const TileAttendArgs& a) {
-  for (int32_t row = 0; row < a.num_rows; row += kQueryRows) {
-    attend_tile_exact<kQueryRows>(a, row, a.num_rows - row < kQueryRows ? a.num_rows - row : kQueryRows);
+// Lines of the next tile's rows, half of them with each pass over the pieces: all at once would fill the queues of the
+// core, which then waits as if it had loaded them.
+inline void prefetch_piece(const AttendTile* tile, int64_t line, int pass) {
+  if (tile == nullptr) return;
+  for (int r = tile->first + pass; r < tile->last; r += 2) __builtin_prefetch(tile->data[r] + 64 * line);
+}
+
+template <RowKind kKind> void attend_tile(const TileAttendArgs& a) {
+  alignas(64) uint16_t expanded[kTileKeys * kRowGroup], piece[kTileKeys * kRowGroup];
+  const uint16_t* rows[kTileKeys];
+  const int64_t ld = a.dim + 2;
+  float* scores = a.scratch;
+  Merge* merges = reinterpret_cast<Merge*>(scores + int64_t{a.num_rows} * kTileKeys);
+  const auto range = [&](int32_t row) { return row / a.rows_per_token; };
+  const auto is_unseen = [&](int32_t row, int size) {
+    for (int32_t r = row; r < row + size; ++r)
+      if (a.first[range(r)] < a.last[range(r)]) return false;
+    return true;
+  };
+  for (int32_t c = 0, end; c < a.dim; c = end) {
+    end = piece_end(c, a.dim, a.plain);
+    tile_piece<kKind>(*a.tile, c, end, a.plain, expanded, rows);
+    piece_keys(rows, end - c, piece);
+    for (int64_t line = c * a.row_lines / a.dim; line < end * a.row_lines / a.dim; ++line) prefetch_piece(a.next, line, 0);
+    each_group(a.num_rows, [&](int32_t row, auto size) {
+      if (is_unseen(row, size)) return;
+      score_piece<size()>(a.q + int64_t{row} * a.dim + c * size, piece, (end - c) / 2, c == 0, scores + row * kTileKeys);
+    });
+  }
+  for (int32_t r = 0; r < a.num_rows; ++r) {
+    const int32_t first = a.first[range(r)], last = a.last[range(r)];
+    float ml[2] = {0.0f, 0.0f};
+    tile_softmax(scores + r * kTileKeys, first, last, ml);
+    merges[r] = begin_merge(a.acc + r * ld, ml[0], ml[1]);
+  }
+  for (int32_t c = 0, end; c < a.dim; c = end) {
+    end = piece_end(c, a.dim, a.plain);
+    tile_piece<kKind>(*a.tile, c, end, a.plain, expanded, rows);
+    piece_values(rows, end - c, piece);
+    for (int64_t line = c * a.row_lines / a.dim; line < end * a.row_lines / a.dim; ++line) prefetch_piece(a.next, line, 1);
+    each_group(a.num_rows, [&](int32_t row, auto size) {
+      if (is_unseen(row, size)) return;
+      value_piece<size()>(reinterpret_cast<const uint16_t*>(scores + row * kTileKeys), piece, end - c, merges + row,
+                          a.acc + row * ld + 2 + c, ld);
+    });
   }
 }
 

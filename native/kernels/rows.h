@@ -2,6 +2,7 @@
 
 constexpr float kLargestBf16 = 3.3895313892515355e38f;
 constexpr float kLargestScaled = 0x1.cp127f;  // the largest e4m3 times a power of two that is a BF16 number
+constexpr float kLargestNibble = 0x1.8p127f;  // the same for e2m1
 
 // BF16, clamped to the finite: an infinite row would reach other queries as 0 times infinity.
 inline void row_to_bf16(const float* x, int32_t width, float most, uint16_t* out) {
@@ -10,30 +11,67 @@ inline void row_to_bf16(const float* x, int32_t width, float most, uint16_t* out
   }
 }
 
-// e4m3 codes of up to kRowGroup BF16 numbers and the exponent of their scale: the smallest power of two with which all
+// e4m3 codes of BF16 numbers, or of floats, and the exponent of their scale: the smallest power of two with which all
 // of them fit, from largest magnitude 1e-4 on.
-inline int e4m3_group(const uint16_t* x, int count, uint8_t* codes) {
-  uint16_t largest = 0;
+template <class T> inline int e4m3_group(const T* x, int count, uint8_t* codes) {
+  constexpr int kShift = 32 - 8 * sizeof(T);
+  constexpr T kMagnitude = static_cast<T>(0x7fffffffu >> kShift);
+  T largest = 0;
   for (int i = 0; i < count; ++i) {
-    const uint16_t magnitude = x[i] & 0x7fff;
+    const T magnitude = x[i] & kMagnitude;
     largest = magnitude > largest ? magnitude : largest;
   }
-  const float top = float_of_bits(static_cast<uint32_t>(largest) << 16);
+  const float top = float_of_bits(static_cast<uint32_t>(largest) << kShift);
   const int exponent = e4m3_scale_exponent(top < 1e-4f ? 1e-4f : top);
   const float inverse = power_of_two(-exponent);
   for (int i = 0; i < count; ++i) {
-    const float magnitude = float_of_bits((x[i] & 0x7fffu) << 16) * inverse;
-    codes[i] = static_cast<uint8_t>(e4m3_magnitude(magnitude) | (x[i] & 0x8000u) >> 8);
+    const uint32_t bits = static_cast<uint32_t>(x[i]) << kShift;
+    codes[i] = static_cast<uint8_t>(e4m3_magnitude(float_of_bits(bits & 0x7fffffffu) * inverse) | bits >> 31 << 7);
   }
   return exponent;
 }
 
+// e2m1 codes of 32 numbers; returns the exponent of their scale, the smallest with which all of them fit.
+inline int e2m1_group(const float* x, uint8_t* codes) {
+  const f32x16 most = f32_splat(FLT_MAX);
+  const f32x16 low = f32_min(f32_abs(f32_load(x)), most), high = f32_min(f32_abs(f32_load(x + 16)), most);
+  const float top = f32_max_lanes(f32_max(low, high));
+  const int exponent = e2m1_scale_exponent(top < 6 * 0x1p-126f ? 6 * 0x1p-126f : top);
+  const float inverse = power_of_two(-exponent);
+  for (int i = 0; i < 32; ++i) {
+    const uint32_t bits = bits_of_float(x[i] * inverse);
+    codes[i] = static_cast<uint8_t>(e2m1_magnitude(float_of_bits(bits & 0x7fffffff)) | bits >> 31 << 3);
+  }
+  return exponent;
+}
+
+// The plain channels of an FP4 row: BF16 numbers as nibbles, and their scales.
+inline void fp4_channels(const uint16_t* x, int32_t plain, uint8_t* data, uint8_t* scales) {
+  for (int32_t c = 0; c < plain; c += kNibbleGroup) {
+    const int32_t count = plain - c < kNibbleGroup ? plain - c : kNibbleGroup;
+    alignas(64) float values[kNibbleGroup] = {};
+    alignas(64) uint8_t codes[kNibbleGroup];
+    for (int32_t i = 0; i < count; ++i) values[i] = float_of_bits(static_cast<uint32_t>(x[c + i]) << 16);
+    *scales++ = static_cast<uint8_t>(e2m1_group(values, codes) + 127);
+    for (int32_t i = 0; i < count; i += 2) *data++ = static_cast<uint8_t>(codes[i] | codes[i + 1] << 4);
+  }
+  for (int32_t c = (plain + kNibbleGroup - 1) / kNibbleGroup; c % 16 != 0; ++c) *scales++ = 0;
+}
+
 template <RowKind kKind>
 void encode_row(const float* x, int32_t width, int32_t plain, uint8_t* data, uint8_t* scales) {
+  constexpr float kMost = kKind == RowKind::kBF16Exact ? kLargestBf16
+                          : kKind == RowKind::kFP4     ? kLargestNibble
+                                                       : kLargestScaled;
   uint16_t rounded[kMaxHeadDim];
-  row_to_bf16(x, width, kKind == RowKind::kBF16Exact ? kLargestBf16 : kLargestScaled, rounded);
+  row_to_bf16(x, width, kMost, rounded);
   if (kKind == RowKind::kBF16Exact) {
     std::memcpy(data, rounded, 2 * width);
+    return;
+  }
+  if (kKind == RowKind::kFP4) {
+    fp4_channels(rounded, plain, data, scales);
+    std::memcpy(data + plain / 2, rounded + plain, 2 * (width - plain));
     return;
   }
   alignas(64) uint8_t codes[kRowGroup];
@@ -57,14 +95,55 @@ void encode_row(const float* x, int32_t width, int32_t plain, uint8_t* data, uin
   }
 }
 
-// Channels [first, first + count) of keys[dim/2][64][2] and values[32][dim][2]; rows[r] begin at channel `first`.
-inline void tile_of_rows(const uint16_t* const* rows, int32_t first, int32_t count, int32_t dim, uint16_t* keys,
-                         uint16_t* values) {
+// `count` channels of a row, at most kRowGroup, from channel `first` on as BF16 times their scales.
+template <RowKind kKind>
+inline void expand_group(const uint8_t* data, const uint8_t* scales, int32_t first, int32_t count, uint16_t* out) {
+  constexpr int kPerByte = kKind == RowKind::kFP4 ? 2 : 1;
+  data += first / kPerByte;
+  alignas(64) uint8_t codes[kRowGroup / kPerByte] = {};
+  if (count < kRowGroup) std::memcpy(codes, data, count / kPerByte), data = codes;
+  if (kKind == RowKind::kFP8) {
+    bf16_expand_e4m3(data, scales[first / kRowGroup] - 127, out);
+    return;
+  }
+  for (int32_t i = 0; i < count; i += kNibbleGroup)
+    bf16_expand_e2m1(data + i / 2, scales[(first + i) / kNibbleGroup] - 127, out + i);
+}
+
+alignas(64) inline const uint16_t kAbsentRow[kRowGroup] = {};
+
+// Channels of a tile are met a piece at a time, so that what is expanded of them stays in the L1 cache.
+inline int32_t piece_end(int32_t begin, int32_t dim, int32_t plain) {
+  const int32_t end = begin < plain ? plain : dim;
+  return end - begin < kRowGroup ? end : begin + kRowGroup;
+}
+
+// rows[r]: the BF16 numbers of channels [begin, end), a piece; zeros for rows that are absent.
+template <RowKind kKind>
+inline void tile_piece(const AttendTile& tile, int32_t begin, int32_t end, int32_t plain, uint16_t* expanded,
+                       const uint16_t** rows) {
+  constexpr bool kIsScaled = kKind == RowKind::kFP8 || kKind == RowKind::kFP4;
+  // What is left of a row with scales is BF16 behind its codes.
+  const int32_t first = kIsScaled ? plain : 0, behind = kKind == RowKind::kFP4 ? plain / 2 : first;
+  for (int r = 0; r < kTileKeys; ++r) {
+    if (r < tile.first || r >= tile.last) {
+      rows[r] = kAbsentRow;
+    } else if (begin >= first) {
+      rows[r] = reinterpret_cast<const uint16_t*>(tile.data[r] + behind) + begin - first;
+    } else if constexpr (kIsScaled) {
+      rows[r] = expanded + r * kRowGroup;
+      expand_group<kKind>(tile.data[r], tile.scales[r], begin, end - begin, expanded + r * kRowGroup);
+    }
+  }
+}
+
+// keys[count/2][64][2] of a piece.
+inline void piece_keys(const uint16_t* const* rows, int32_t count, uint16_t* keys) {
   for (int32_t j = 0; j < count; j += 32) {
     for (int r = 0; r < kTileKeys; r += 16) {
       const uint32_t* words[16];
       for (int i = 0; i < 16; ++i) words[i] = reinterpret_cast<const uint32_t*>(rows[r + i] + j);
-      uint32_t* out = reinterpret_cast<uint32_t*>(keys) + (first + j) / 2 * kTileKeys + r;
+      uint32_t* out = reinterpret_cast<uint32_t*>(keys) + j / 2 * kTileKeys + r;
       if (count - j >= 32) {
         u32_transpose16(words, out, kTileKeys);
       } else {
@@ -73,43 +152,15 @@ inline void tile_of_rows(const uint16_t* const* rows, int32_t first, int32_t cou
       }
     }
   }
+}
+
+// values[32][count][2] of a piece.
+inline void piece_values(const uint16_t* const* rows, int32_t count, uint16_t* values) {
   for (int r = 0; r < kTileKeys; r += 2) {
     const uint16_t *even = rows[r], *odd = rows[r + 1];
-    uint32_t* out = reinterpret_cast<uint32_t*>(values) + r / 2 * dim + first;
+    uint32_t* out = reinterpret_cast<uint32_t*>(values) + r / 2 * count;
     for (int32_t j = 0; j < count; ++j) out[j] = even[j] | static_cast<uint32_t>(odd[j]) << 16;
   }
-}
-
-alignas(64) inline const uint16_t kAbsentRow[kMaxHeadDim] = {};
-
-// The scaled channels of an FP8 tile, a group of every row at a time so that the expanded numbers stay in the L1 cache.
-inline void fp8_tile_groups(const AttendTile& tile, int32_t dim, int32_t plain, uint16_t* keys, uint16_t* values) {
-  alignas(64) uint16_t expanded[kTileKeys * kRowGroup];
-  const uint16_t* rows[kTileKeys];
-  for (int r = 0; r < kTileKeys; ++r) rows[r] = r < tile.first || r >= tile.last ? kAbsentRow : expanded + r * kRowGroup;
-  for (int32_t c = 0; c < plain; c += kRowGroup) {
-    const int32_t count = plain - c < kRowGroup ? plain - c : kRowGroup;
-    for (int r = tile.first; r < tile.last; ++r) {
-      const uint8_t* data = tile.data[r] + c;
-      alignas(64) uint8_t codes[kRowGroup] = {};
-      if (count < kRowGroup) std::memcpy(codes, data, count);
-      bf16_expand_e4m3(count < kRowGroup ? codes : data, tile.scales[r][c / kRowGroup] - 127, expanded + r * kRowGroup);
-    }
-    tile_of_rows(rows, c, count, dim, keys, values);
-  }
-}
-
-template <RowKind kKind>
-void expand_tile(const AttendTile& tile, int32_t dim, int32_t plain, uint16_t* keys, uint16_t* values) {
-  // What is left of an FP8 row is BF16 behind its codes.
-  const int32_t first = kKind == RowKind::kFP8 ? plain : 0;
-  if (kKind == RowKind::kFP8) fp8_tile_groups(tile, dim, plain, keys, values);
-  const uint16_t* rows[kTileKeys];
-  for (int r = 0; r < kTileKeys; ++r) {
-    const bool is_absent = r < tile.first || r >= tile.last;
-    rows[r] = is_absent ? kAbsentRow : reinterpret_cast<const uint16_t*>(tile.data[r] + first);
-  }
-  tile_of_rows(rows, first, dim - first, dim, keys, values);
 }
 
 // One pooled row: per channel a softmax of g + ape over the tokens, times k.

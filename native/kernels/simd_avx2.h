@@ -17,6 +17,7 @@ constexpr int kValueTiles = 2;       // vectors of sixteen channels per pass
 constexpr int kQueryRows = 2;        // query rows per pass over a tile of rows
 constexpr int kQueryTiles = 2;       // vectors of keys or channels per such pass
 constexpr bool kHasBf16Dot = false;
+constexpr bool kHasScaledLookup = false;  // of 64 bytes: common scales of index rows
 
 struct f32x16 { __m256 lo, hi; };
 struct i32x16 { __m256i lo, hi; };
@@ -230,6 +231,22 @@ inline void bf16_expand_e4m3(const uint8_t* p, int exponent, uint16_t* out) {
       const __m256i scaled = _mm256_add_epi16(half[j], _mm256_andnot_si256(is_zero, step));
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i + 16 * j), scaled);
     }
+  }
+}
+
+// 32 e2m1 nibbles, the even number low, as BF16 times 2^exponent, in their order.
+inline void bf16_expand_e2m1(const uint8_t* p, int exponent, uint16_t* out) {
+  const __m256i step = _mm256_set1_epi16(static_cast<int16_t>(exponent * 128)), magnitude = _mm256_set1_epi16(0x7fff);
+  const __m128i pairs = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), nibble = _mm_set1_epi8(15);
+  const __m128i even = _mm_and_si128(pairs, nibble), odd = _mm_and_si128(_mm_srli_epi16(pairs, 4), nibble);
+  const __m256i codes = _mm256_set_m128i(_mm_unpackhi_epi8(even, odd), _mm_unpacklo_epi8(even, odd));
+  const __m256i order = _mm256_permute4x64_epi64(codes, 0b11011000);
+  const __m256i low = lookup16(kE2m1Words.low, order), high = lookup16(kE2m1Words.high, order);
+  const __m256i half[2] = {_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high)};
+  for (int j = 0; j < 2; ++j) {
+    const __m256i is_zero = _mm256_cmpeq_epi16(_mm256_and_si256(half[j], magnitude), _mm256_setzero_si256());
+    const __m256i scaled = _mm256_add_epi16(half[j], _mm256_andnot_si256(is_zero, step));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 16 * j), scaled);
   }
 }
 

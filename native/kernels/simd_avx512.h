@@ -99,6 +99,34 @@ inline u8x64 u8_e2m1(__m512i index) {
 inline u8x64 u8_e2m1_low(u8x64 a) { return u8_e2m1(a.v); }
 inline u8x64 u8_e2m1_high(u8x64 a) { return u8_e2m1(_mm512_srli_epi16(a.v, 4)); }
 
+// Scales of sixteen rows, one every `stride` bytes: the smallest of each row to `low`; false if any row's lie more than
+// `most` apart, or beyond 2^-60 .. 2^60.
+constexpr bool kHasScaledLookup = true;
+inline bool row_scales(const uint8_t* scales, int64_t stride, int64_t count, int most, uint8_t* low) {
+  __m128i least = _mm_loadu_si128(reinterpret_cast<const __m128i*>(scales)), largest = least;
+  for (int64_t i = 1; i < count; ++i) {
+    const __m128i next = _mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + i * stride));
+    least = _mm_min_epu8(least, next), largest = _mm_max_epu8(largest, next);
+  }
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(low), least);
+  const __mmask16 is_far = _mm_cmpgt_epu8_mask(_mm_sub_epi8(largest, least), _mm_set1_epi8(static_cast<char>(most)));
+  const __mmask16 is_small = _mm_cmplt_epu8_mask(least, _mm_set1_epi8(127 - 60));
+  return (is_far | is_small | _mm_cmpgt_epu8_mask(largest, _mm_set1_epi8(static_cast<char>(127 + 60)))) == 0;
+}
+// Sixteen times how far the rows' scales lie above `low`, for each of their four bytes.
+inline u8x64 row_shifts(const uint8_t* scales, const uint8_t* low) {
+  const __m128i all = _mm_loadu_si128(reinterpret_cast<const __m128i*>(scales));
+  const __m128i above = _mm_sub_epi8(all, _mm_loadu_si128(reinterpret_cast<const __m128i*>(low)));
+  __m512i x = _mm512_cvtepu8_epi32(_mm_slli_epi16(above, 4));
+  x = _mm512_or_si512(x, _mm512_slli_epi32(x, 8));
+  return {_mm512_or_si512(x, _mm512_slli_epi32(x, 16))};
+}
+// Of four bytes per row: kE2m1Scaled[nibble + shift].
+inline u8x64 u8_e2m1_scaled(u8x64 nibbles, u8x64 shifts) {
+  const __m512i index = _mm512_or_si512(nibbles.v, shifts.v);
+  return {_mm512_permutexvar_epi8(index, _mm512_load_si512(kE2m1Scaled.entries))};
+}
+
 // acc[row] += sum of w[row][j] * a[j] for four unsigned weights and four signed activations. kMaxWeight bounds
 // the weights (needed where the product saturates at 16 bits).
 template <int kMaxWeight> inline i32x16 i32_dot(i32x16 acc, u8x64 w, const int8_t* a) {
@@ -138,6 +166,17 @@ inline void bf16_expand_e4m3(const uint8_t* p, int exponent, uint16_t* out) {
     const __mmask32 is_number = _mm512_test_epi16_mask(half[i], magnitude);
     _mm512_storeu_si512(out + 32 * i, _mm512_mask_add_epi16(half[i], is_number, half[i], step));
   }
+}
+
+// 32 e2m1 nibbles, the even number low, as BF16 times 2^exponent, in their order.
+inline void bf16_expand_e2m1(const uint8_t* p, int exponent, uint16_t* out) {
+  const __m512i pairs = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  // A lookup takes five bits of each half word: the low nibble and one more, then the high nibble and a zero.
+  const __m512i codes = _mm512_or_si512(pairs, _mm512_slli_epi32(pairs, 12));
+  const __m512i values = _mm512_permutexvar_epi16(codes, _mm512_load_si512(kE2m1Words.words));
+  const __mmask32 is_number = _mm512_test_epi16_mask(values, _mm512_set1_epi16(0x7fff));
+  const __m512i step = _mm512_set1_epi16(static_cast<int16_t>(exponent * 128));
+  _mm512_storeu_si512(out, _mm512_mask_add_epi16(values, is_number, values, step));
 }
 
 // out[i][r] = rows[r][i] for sixteen rows of sixteen words; `ld` words from one row of out to the next.

@@ -17,6 +17,7 @@ constexpr int kValueTiles = 2;       // vectors of sixteen channels per pass
 constexpr int kQueryRows = 2;        // query rows per pass over a tile of rows
 constexpr int kQueryTiles = 2;       // vectors of keys or channels per such pass
 constexpr bool kHasBf16Dot = false;
+constexpr bool kHasScaledLookup = false;  // of 64 bytes: common scales of index rows
 
 struct f32x16 { float32x4_t v[4]; };
 struct i32x16 { int32x4_t v[4]; };
@@ -216,6 +217,20 @@ inline void bf16_expand_e4m3(const uint8_t* p, int exponent, uint16_t* out) {
     bf16_from_e4m3(vld1q_u8(p + i), half[0], half[1]);
     for (int j = 0; j < 2; ++j)
       vst1q_u16(out + i + 8 * j, vaddq_u16(half[j], vandq_u16(vtstq_u16(half[j], magnitude), step)));
+  }
+}
+
+// 32 e2m1 nibbles, the even number low, as BF16 times 2^exponent, in their order.
+inline void bf16_expand_e2m1(const uint8_t* p, int exponent, uint16_t* out) {
+  const uint16x8_t step = vdupq_n_u16(static_cast<uint16_t>(exponent * 128)), magnitude = vdupq_n_u16(0x7fff);
+  const uint8x16_t pairs = vld1q_u8(p), even = vandq_u8(pairs, vdupq_n_u8(15)), odd = vshrq_n_u8(pairs, 4);
+  const uint8x16_t codes[2] = {vzip1q_u8(even, odd), vzip2q_u8(even, odd)};
+  for (int i = 0; i < 2; ++i) {
+    const uint8x16_t low = vqtbl1q_u8(vld1q_u8(kE2m1Words.low), codes[i]);
+    const uint8x16_t high = vqtbl1q_u8(vld1q_u8(kE2m1Words.high), codes[i]);
+    const uint16x8_t half[2] = {vreinterpretq_u16_u8(vzip1q_u8(low, high)), vreinterpretq_u16_u8(vzip2q_u8(low, high))};
+    for (int j = 0; j < 2; ++j)
+      vst1q_u16(out + 16 * i + 8 * j, vaddq_u16(half[j], vandq_u16(vtstq_u16(half[j], magnitude), step)));
   }
 }
 

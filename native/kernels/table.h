@@ -26,21 +26,21 @@ struct KernelTable {
 
   // Rows that are key and value in one; width and plain are multiples of 16.
   void (*encode_row[kNumRowKinds])(const float* x, int32_t width, int32_t plain, uint8_t* data, uint8_t* scales);
-  void (*expand_tile[kNumRowKinds])(const AttendTile& tile, int32_t dim, int32_t plain, uint16_t* keys,
-                                    uint16_t* values);
   void (*pack_tile_queries)(const float* const* q, int32_t num_rows, int32_t dim, float scale, uint16_t* out);
-  void (*attend_tile)(const TileAttendArgs&);  // merges the tile's partial result into acc
+  void (*attend_tile[kNumRowKinds])(const TileAttendArgs&);  // merges the tile's partial result into acc
   void (*attend_finish_sink)(const float* acc, int32_t dim, float sink, float* out);
   void (*compress_pool)(const CompressArgs&);
   void (*head_norm)(float* x, int32_t dim, float eps);
 
-  // Index rows: MXFP4 tiles of sixteen rows. x and k queries are Hadamard-transformed by the caller.
+  // Index rows, in tiles of sixteen. The caller has Hadamard-transformed the rows and queries of kinds that want it.
   void (*hadamard)(float* x, int32_t width);  // width a power of two from 16 on
-  void (*store_index_row)(const float* x, int32_t width, uint8_t* tile, int32_t lane);
-  void (*pack_index_query)(const float* x, int64_t k, int64_t n, int64_t t, const Act& act);  // row t (a head) of n
+  void (*store_index_row[kNumIndexKinds])(const float* x, int32_t width, uint8_t* tile, int32_t lane);
+  // Row t (a head) of n, packed as index_act of the kind says.
+  void (*pack_index_query[kNumIndexKinds])(const float* x, int64_t k, int64_t n, int64_t t, const Act& act);
   // scores[16 num_tiles] = sum over heads of weights[h] max(0, dot), heads in order.
-  void (*index_scores)(const uint8_t* tiles, int64_t num_tiles, int64_t k, const Act& act, int64_t num_heads,
-                       const float* weights, float* scores);
+  // `next`: tiles to be read after these, or null.
+  void (*index_scores[kNumIndexKinds])(const uint8_t* tiles, int64_t num_tiles, int64_t k, const Act& act,
+                                       int64_t num_heads, const float* weights, const uint8_t* next, float* scores);
   // Writes the scores from `threshold` up, in order, with first_index + their place; returns how many.
   int64_t (*select_above)(const float* scores, int64_t n, float threshold, int32_t first_index, float* out_scores,
                           int32_t* out_index);

@@ -68,6 +68,7 @@ void Executor::step(const int32_t* tokens, int64_t num_tokens, const std::vector
                     const int32_t* outputs, int64_t num_outputs) {
   step_ = {tokens, num_tokens, num_outputs, outputs, segments.data(), static_cast<int64_t>(segments.size()),
            num_tokens <= spec_.few_tokens, false};
+  if (nodes_.size() > 1) use_slots();
   for (size_t s = 0; s < segments.size(); ++s) {
     for (int64_t i = 0; i < segments[s].count; ++i) {
       positions_[segments[s].first + i] = segments[s].position + i;
@@ -80,6 +81,18 @@ void Executor::step(const int32_t* tokens, int64_t num_tokens, const std::vector
     for (std::atomic<int64_t>& claimed : claimed_) claimed.store(0, std::memory_order_relaxed);
   }
   team_.run([this](int thread) { run_ops(thread); });
+}
+
+// Kernels find a block by its number times its size: with several nodes the numbers are those of slots.
+void Executor::use_slots() {
+  segments_.assign(step_.segments, step_.segments + step_.num_segments);
+  slots_.clear();
+  const auto num_blocks = [](const Segment& seg) { return (seg.position + seg.count + kBlockTokens - 1) / kBlockTokens; };
+  for (const Segment& seg : segments_) slots_.insert(slots_.end(), seg.blocks, seg.blocks + num_blocks(seg));
+  const int32_t* at = slots_.data();
+  for (int32_t& block : slots_) block = static_cast<int32_t>(slot_of(block));
+  for (Segment& seg : segments_) seg.blocks = at, at += num_blocks(seg);
+  step_.segments = segments_.data();
 }
 
 const float* Executor::logits() const { return row(spec_.logits, 0, 0); }

@@ -21,11 +21,11 @@ enum OpKind : int32_t {
   kOpExpertDown, kNumOpKinds
 };
 
-constexpr int32_t kIndexRows = kNumRowKinds;  // in place of a row kind: tiles of MXFP4 index rows
+constexpr int32_t kIndexRows = kNumRowKinds;  // in place of a row kind, this and an index kind: tiles of index rows
 constexpr int32_t kMaxPooled = 256;           // tokens of one compressed row
 constexpr int64_t kSelectSlack = 256;         // candidates beside 4 top_k: a block's rows always fit
 constexpr int32_t kMaxExperts = 4096, kMaxTopK = 64;
-constexpr int32_t kMaxUnitTokens = 4;         // neighbouring tokens that share an expanded tile
+constexpr int32_t kMaxUnitTokens = 4;         // neighbouring tokens that share a tile
 constexpr int64_t kWindowCost = 192;          // rows that a token costs besides the compressed ones it sees
 
 // One native op. Buffer fields index Executor buffers; -1 means none.
@@ -44,7 +44,7 @@ struct OpSpec {
   int32_t iterations = 0;
   int32_t cache_kind = 0;
   int64_t cache_offset = 0;          // bytes of this layer's rows inside a block; per kv head its keys, then its values
-  // Rows that are key and value in one, or index rows (kIndexRows): all data bytes of a block, then all scale bytes.
+  // Rows that are key and value in one: all data bytes of a block, then all scale bytes. Or index rows (kIndexRows).
   int32_t row_kind = 0, row_bytes = 0, scale_bytes = 0, plain = 0;
   int32_t ratio = 0, overlap = 0, hadamard = 0;  // tokens per row; whether it also pools those of the row before
   int32_t top_k = 0, num_experts = 0, by_pair = 0;  // PackPairs: whether the rows of x are those of pairs already
@@ -105,15 +105,30 @@ struct Source {
   int64_t scale_offset = 0;
 };
 
+// Where threads run and memory lies: threads in order of their nodes, the first node's first.
+struct Seats {
+  std::vector<int> cpus;   // per thread
+  std::vector<int> nodes;  // per thread: the node of its CPU
+  NumaPolicy policy = NumaPolicy::kTouch;
+};
+
+// Memory of one kind on one node.
+struct Place {
+  std::string name;
+  const uint8_t* address;
+  int64_t bytes;
+  int node;
+};
+
 class Executor {
  public:
-  Executor(std::vector<int> cpus, const std::string& isa, ExecutorSpec spec);
+  Executor(Seats seats, const std::string& isa, ExecutorSpec spec);
 
   // Rows of weight `index`, matrix `part` of a stack; each thread reads and packs its own. Throws std::runtime_error.
   void load(int index, int64_t part, const Source& source);
   void set_vector(int index, const float* values, int64_t count);
   void set_table(int index, const int32_t* values, int64_t count);
-  uint8_t* block(int64_t index) { return cache_.data() + index * spec_.block_bytes; }
+  uint8_t* block(int64_t index) { return cache_.data() + slot_of(index) * spec_.block_bytes; }
   uint8_t* frontier(int64_t slot) { return frontier_.data() + slot * spec_.frontier_bytes; }
   // Touch and zero the cache and the workspace, so that the plan's bytes are real before the first request.
   void touch();
@@ -124,7 +139,8 @@ class Executor {
   const float* logits() const;
   int64_t logits_stride() const;
 
-  std::vector<std::pair<std::string, int64_t>> regions() const;
+  // Everything that is allocated, without what is empty.
+  std::vector<Place> places() const;
   Team& team() { return team_; }
   const ExecutorSpec& spec() const { return spec_; }
   // Nanoseconds thread 0 spent in each op since the last call with enable = true (barrier waits before the op apart).
@@ -173,7 +189,17 @@ class Executor {
   void load_share(int index, int64_t part, const Source& source, int thread);
   void place_weights();
   void place_buffers();
+  void place_cache();
   void place_costs();
+  // Runs work(region offset begin, end) on the threads of `node`, each on its part of [begin, end).
+  void zero_on(int thread, Region& region, int64_t begin, int64_t end, int node);
+  void bind_whole(Region& region, int node) { region.bind(0, region.bytes(), node, seats_.policy); }
+  // Blocks are dealt to the nodes in turn, those of a node lie together: where block `index` lies among all.
+  int64_t slot_of(int64_t index) const {
+    const int64_t nodes = static_cast<int64_t>(nodes_.size());
+    return nodes == 1 ? index : first_slot_[index % nodes] + index / nodes;
+  }
+  void use_slots();
   void plan_attention();
   void plan_costs();
   void run_ops(int thread);
@@ -203,13 +229,11 @@ class Executor {
   void run_store_window(const OpSpec& op, int thread);
   void run_attend_rows(const OpSpec& op, int thread);
   void attend_rows_unit(const OpSpec& op, const RowsUnit& unit, int thread);
-  template <class Fill, class Meet>
-  void each_tile(int32_t kind, const OpSpec& op, const RowsWork& work, int64_t row_bytes, int64_t first, int64_t last,
-                 Fill fill, Meet meet) const;
+  template <class Fill, class See>
+  void each_tile(int32_t kind, int64_t row_bytes, const OpSpec& op, const RowsUnit& unit, const RowsWork& work,
+                 int64_t first, int64_t last, Fill fill, See see) const;
   void attend_compressed(const OpSpec& op, const RowsUnit& unit, const RowsWork& work, int thread);
   void attend_window(const OpSpec& op, const RowsUnit& unit, const RowsWork& work, int thread);
-  void attend_tile(const OpSpec& op, const RowsUnit& unit, const RowsWork& work, const int32_t* first,
-                   const int32_t* last);
   RowPlace cached_row(const OpSpec& op, const Segment& seg, int64_t index) const;
   RowPlace window_row(const OpSpec& op, const Segment& seg, int64_t position, int thread) const;
   uint8_t* ring(const OpSpec& op, const Segment& seg) const {
@@ -253,12 +277,17 @@ class Executor {
   }
   template <class Range, class Work> void claim(const OpSpec& op, int thread, Range range, Work work);
 
+  Seats seats_;
+  std::vector<int> nodes_;         // those of the seats, each once
   ExecutorSpec spec_;
   const KernelTable* kernels_;
   Team team_;
   std::vector<Region> arenas_;     // weights, one per thread
   Region vectors_, workspace_, cache_, partials_, frontier_;
   std::vector<Region> scratch_;    // per thread: private buffers, workspace, candidates
+  std::vector<int64_t> first_slot_, cache_end_;  // per node: its first block's slot; where its bytes end
+  std::vector<int32_t> slots_;                   // of the step's blocks, with several nodes
+  std::vector<Segment> segments_;                // the step's, their blocks by slot
   std::vector<Weight> weights_;
   std::vector<int64_t> lds_;       // floats per row of each buffer
   std::vector<int64_t> slot_offset_, private_offset_;

@@ -110,10 +110,11 @@ void write_all(int64_t count, int64_t top_k, float* out) {
 struct Query {
   Act act{};
   float* weights;
-  Query(float* row, int64_t num_heads, int64_t dim) {
-    const ActPart part = act_part(ActKind::kQ8Offset12, dim, num_heads);
+  Query(float* row, const OpSpec& op) {
+    const ActPart part = act_part(index_act(IndexKind{op.row_kind - kIndexRows}), op.head_dim, op.num_heads);
     uint8_t* base = reinterpret_cast<uint8_t*>(row);
     act.q = reinterpret_cast<int8_t*>(base);
+    act.bf16 = reinterpret_cast<uint16_t*>(base);
     act.d = reinterpret_cast<float*>(base + part.d);
     act.terms = reinterpret_cast<int32_t*>(base + part.terms);
     weights = reinterpret_cast<float*>(base + part.bytes);
@@ -122,19 +123,20 @@ struct Query {
 
 }  // namespace
 
-// Queries are turned, transformed and rounded in a copy, head by head.
+// Queries are turned, transformed where rows are, and rounded in a copy, head by head.
 void Executor::run_index_pack(const OpSpec& op, int thread) {
   const int64_t dim = op.head_dim, heads = op.num_heads;
+  const auto pack_query = kernels_->pack_index_query[op.row_kind - kIndexRows];
   alignas(64) float head[kMaxHeadDim];
   auto [begin, end] = rows_share(step_.n, thread);
   for (int64_t t = begin; t < end; ++t) {
-    const Query query(row(op.out, t, thread), heads, dim);
+    const Query query(row(op.out, t, thread), op);
     const float *q = row(op.x, t, thread), *weights = row(op.z, t, thread);
     for (int64_t h = 0; h < heads; ++h) {
       std::memcpy(head, q + h * dim, dim * sizeof(float));
       if (op.y >= 0) kernels_->rope_head(head + op.first, row(op.y, t, thread), op.rotary_dim, op.adjacent != 0);
-      kernels_->hadamard(head, op.head_dim);
-      kernels_->pack_index_query(head, dim, heads, h, query.act);
+      if (op.hadamard) kernels_->hadamard(head, op.head_dim);
+      pack_query(head, dim, heads, h, query.act);
       query.weights[h] = weights[h] * op.value;
     }
   }
@@ -145,21 +147,19 @@ template <class Best>
 void Executor::score_blocks(const OpSpec& op, int64_t t, int64_t begin, int64_t end, int thread, Best& best) const {
   const Segment& seg = step_.segments[segment_of_[t]];
   const int64_t rows = kBlockTokens / op.ratio, seen = (positions_[t] + 1) / op.ratio;
-  const Query query(row(op.x, t, thread), op.num_heads, op.head_dim);
+  const Query query(row(op.x, t, thread), op);
+  const int32_t kind = op.row_kind - kIndexRows;
   alignas(64) float scores[kBlockTokens], kept[kBlockTokens];
   int32_t index[kBlockTokens];
   const auto tiles_of_block = [&](int64_t b) {
     return cache_.data() + seg.blocks[b] * spec_.block_bytes + op.cache_offset;
   };
-  const int64_t block_tiles = rows / kTileRows * tile_bytes(kMXFP4, op.head_dim);
   for (int64_t b = begin; b < end; ++b) {
     const int64_t count = std::min(rows, seen - b * rows);
     const uint8_t* tiles = tiles_of_block(b);
-    // Blocks lie anywhere, and hardware prefetchers start anew in each.
-    const uint8_t* next = b + 1 < end ? tiles_of_block(b + 1) : tiles;
-    for (int64_t at = 0; at < block_tiles; at += 64) __builtin_prefetch(next + at);
-    kernels_->index_scores(tiles, (count + kTileRows - 1) / kTileRows, op.head_dim, query.act, op.num_heads,
-                           query.weights, scores);
+    const uint8_t* next = b + 1 < end ? tiles_of_block(b + 1) : nullptr;
+    kernels_->index_scores[kind](tiles, (count + kTileRows - 1) / kTileRows, op.head_dim, query.act, op.num_heads,
+                                 query.weights, next, scores);
     best.make_room(count);
     const int32_t first = static_cast<int32_t>(b * rows);
     const int64_t found = kernels_->select_above(scores, count, best.threshold(), first, kept, index);

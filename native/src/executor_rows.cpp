@@ -15,6 +15,9 @@ namespace {
 // Fewer items than this per thread and heads are dealt out too, in runs of at least kLeastHeads.
 constexpr int64_t kItemsPerThread = 4, kLeastHeads = 8;
 
+// Query rows packed by one call: whole groups of every instruction set.
+constexpr int64_t kPackedRows = 64;
+
 // Finite numbers to the nearest BF16, ties to even.
 void round_to_bf16(float* x, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
@@ -29,7 +32,7 @@ void round_to_bf16(float* x, int64_t count) {
 
 // A thread's scratch for one unit.
 struct Executor::RowsWork {
-  uint16_t *keys, *values, *q;
+  uint16_t* q;
   float *acc, *scratch;
   int64_t rows;
 };
@@ -89,9 +92,10 @@ void Executor::compress_entry(const OpSpec& op, const Segment& seg, int64_t entr
   if (op.hadamard) kernels_->hadamard(pooled, width);
   const int64_t rows = kBlockTokens / op.ratio, r = entry % rows;
   uint8_t* base = cache_.data() + seg.blocks[entry / rows] * spec_.block_bytes + op.cache_offset;
-  if (op.row_kind == kIndexRows) {
-    uint8_t* tile = base + r / kTileRows * tile_bytes(kMXFP4, width);
-    kernels_->store_index_row(pooled, width, tile, static_cast<int32_t>(r % kTileRows));
+  if (op.row_kind >= kIndexRows) {
+    const int32_t kind = op.row_kind - kIndexRows;
+    uint8_t* tile = base + r / kTileRows * index_tile_bytes(IndexKind{kind}, width);
+    kernels_->store_index_row[kind](pooled, width, tile, static_cast<int32_t>(r % kTileRows));
   } else {
     kernels_->encode_row[op.row_kind](pooled, width, op.plain, base + r * op.row_bytes,
                                       base + rows * op.row_bytes + r * op.scale_bytes);
@@ -183,17 +187,15 @@ void Executor::attend_rows_unit(const OpSpec& op, const RowsUnit& unit, int thre
   const auto take = [&](int64_t bytes) { return std::exchange(at, at + align64(bytes)); };
   RowsWork work;
   work.rows = rows;
-  work.keys = reinterpret_cast<uint16_t*>(take(kTileKeys * dim * 2));
-  work.values = reinterpret_cast<uint16_t*>(take(kTileKeys * dim * 2));
   work.q = reinterpret_cast<uint16_t*>(take(rows * dim * 2));
   work.acc = reinterpret_cast<float*>(take(rows * (dim + 2) * 4));
   work.scratch = reinterpret_cast<float*>(at);
   const auto head = [&](int buffer, int64_t r) {
     return row(buffer, unit.token + r / unit.num_heads, thread) + (unit.head + r % unit.num_heads) * dim;
   };
-  for (int64_t r0 = 0; r0 < rows; r0 += kMaxTileQueries) {
-    const float* q[kMaxTileQueries];
-    const int32_t count = static_cast<int32_t>(std::min<int64_t>(kMaxTileQueries, rows - r0));
+  for (int64_t r0 = 0; r0 < rows; r0 += kPackedRows) {
+    const float* q[kPackedRows];
+    const int32_t count = static_cast<int32_t>(std::min<int64_t>(kPackedRows, rows - r0));
     for (int32_t r = 0; r < count; ++r) q[r] = head(op.x, r0 + r);
     kernels_->pack_tile_queries(q, count, op.head_dim, op.value, work.q + r0 * dim);
   }
@@ -206,26 +208,25 @@ void Executor::attend_rows_unit(const OpSpec& op, const RowsUnit& unit, int thre
   }
 }
 
-// Calls fill(number, tile) and then meet(number) for tiles [first, last), the tile being expanded in between. The next
-// tile's rows are on their way meanwhile: chosen ones lie anywhere, and no hardware prefetcher would find them.
-template <class Fill, class Meet>
-void Executor::each_tile(int32_t kind, const OpSpec& op, const RowsWork& work, int64_t row_bytes, int64_t first,
-                         int64_t last, Fill fill, Meet meet) const {
+// All query rows meet tiles [first, last): fill(number, tile) names a tile's rows, see(number, begin, end) which of them
+// each of the unit's tokens sees. A tile's rows are on their way while the one before it is met: chosen ones lie
+// anywhere, and no hardware prefetcher would find them.
+template <class Fill, class See>
+void Executor::each_tile(int32_t kind, int64_t row_bytes, const OpSpec& op, const RowsUnit& unit, const RowsWork& work,
+                         int64_t first, int64_t last, Fill fill, See see) const {
   AttendTile tiles[2];
-  const auto prepare = [&](int64_t number) {
-    AttendTile& tile = tiles[number & 1];
-    fill(number, tile);
-    for (int32_t i = tile.first; i < tile.last; ++i) {
-      for (int64_t at = 0; at < row_bytes; at += 64) __builtin_prefetch(tile.data[i] + at);
-      __builtin_prefetch(tile.data[i] + row_bytes - 1);
-      __builtin_prefetch(tile.scales[i]);
-    }
-  };
-  if (first < last) prepare(first);
+  const int64_t lines = (row_bytes + 63) / 64;
+  if (first < last) fill(first, tiles[first & 1]);
   for (int64_t number = first; number < last; ++number) {
-    if (number + 1 < last) prepare(number + 1);
-    kernels_->expand_tile[kind](tiles[number & 1], op.head_dim, op.plain, work.keys, work.values);
-    meet(number);
+    const AttendTile& tile = tiles[number & 1];
+    AttendTile* next = number + 1 < last ? &tiles[(number + 1) & 1] : nullptr;
+    if (next != nullptr) fill(number + 1, *next);
+    for (int32_t i = tile.first; number == first && i < tile.last; ++i)
+      for (int64_t line = 0; line < lines; ++line) __builtin_prefetch(tile.data[i] + 64 * line);
+    int32_t begin[kMaxUnitTokens], end[kMaxUnitTokens];
+    see(number, begin, end);
+    kernels_->attend_tile[kind]({&tile, next, static_cast<int32_t>(lines), work.q, static_cast<int32_t>(work.rows),
+                                 op.head_dim, op.plain, unit.num_heads, begin, end, work.acc, work.scratch});
   }
 }
 
@@ -250,13 +251,13 @@ void Executor::attend_compressed(const OpSpec& op, const RowsUnit& unit, const R
       tile.data[i] = place.data, tile.scales[i] = place.scales;
     }
   };
-  each_tile(op.row_kind, op, work, op.row_bytes, 0, (most + kTileKeys - 1) / kTileKeys, fill, [&](int64_t number) {
-    int32_t begin[kMaxUnitTokens] = {}, end[kMaxUnitTokens];
+  const auto see = [&](int64_t number, int32_t* begin, int32_t* end) {
     for (int32_t i = 0; i < unit.num_tokens; ++i) {
+      begin[i] = 0;
       end[i] = static_cast<int32_t>(std::clamp<int64_t>(seen[i] - number * kTileKeys, 0, kTileKeys));
     }
-    attend_tile(op, unit, work, begin, end);
-  });
+  };
+  each_tile(op.row_kind, op.row_bytes, op, unit, work, 0, (most + kTileKeys - 1) / kTileKeys, fill, see);
 }
 
 void Executor::attend_window(const OpSpec& op, const RowsUnit& unit, const RowsWork& work, int thread) {
@@ -272,35 +273,14 @@ void Executor::attend_window(const OpSpec& op, const RowsUnit& unit, const RowsW
       tile.data[i] = place.data, tile.scales[i] = place.scales;
     }
   };
-  const int64_t end_tile = last / kTileKeys + 1;
-  each_tile(op.ring_kind, op, work, op.ring_row_bytes, oldest / kTileKeys, end_tile, fill, [&](int64_t number) {
+  const auto see = [&](int64_t number, int32_t* begin, int32_t* end) {
     const int64_t first = number * kTileKeys;
-    int32_t begin[kMaxUnitTokens], end[kMaxUnitTokens];
     for (int32_t i = 0; i < unit.num_tokens; ++i) {
       begin[i] = static_cast<int32_t>(std::clamp<int64_t>(position + i - op.window + 1 - first, 0, kTileKeys));
       end[i] = static_cast<int32_t>(std::clamp<int64_t>(position + i + 1 - first, 0, kTileKeys));
     }
-    attend_tile(op, unit, work, begin, end);
-  });
-}
-
-// The expanded tile meets all query rows; first and last are the rows that each of the unit's tokens sees.
-void Executor::attend_tile(const OpSpec& op, const RowsUnit& unit, const RowsWork& work, const int32_t* first,
-                           const int32_t* last) {
-  const int64_t dim = op.head_dim;
-  int32_t begin[kMaxTileQueries], end[kMaxTileQueries];
-  for (int64_t r0 = 0; r0 < work.rows; r0 += kMaxTileQueries) {
-    const int32_t count = static_cast<int32_t>(std::min<int64_t>(kMaxTileQueries, work.rows - r0));
-    bool is_seen = false;
-    for (int32_t r = 0; r < count; ++r) {
-      const int64_t i = (r0 + r) / unit.num_heads;
-      begin[r] = first[i], end[r] = last[i];
-      is_seen |= first[i] < last[i];
-    }
-    if (!is_seen) continue;
-    kernels_->attend_tile({work.q + r0 * dim, count, op.head_dim, begin, end, work.keys, work.values,
-                           work.acc + r0 * (dim + 2), work.scratch});
-  }
+  };
+  each_tile(op.ring_kind, op.ring_row_bytes, op, unit, work, oldest / kTileKeys, last / kTileKeys + 1, fill, see);
 }
 
 // Cuts the step's items into runs of about equal cost, a run per thread, for every class of ops.

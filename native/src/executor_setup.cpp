@@ -33,16 +33,19 @@ void read_fully(int fd, uint8_t* to, int64_t want, int64_t offset) {
 }  // namespace
 
 int64_t rows_work_bytes(int64_t rows, int64_t dim) {
-  const int64_t call = std::min<int64_t>(rows, kMaxTileQueries);
-  return 2 * align64(kTileKeys * dim * 2) + align64(rows * dim * 2) + align64(rows * (dim + 2) * 4) +
-         align64(tile_attend_scratch(call, dim) * 4);
+  return align64(rows * dim * 2) + align64(rows * (dim + 2) * 4) + align64(tile_attend_scratch(rows) * 4);
 }
 
-Executor::Executor(std::vector<int> cpus, const std::string& isa, ExecutorSpec spec)
-    : spec_(std::move(spec)), kernels_(kernel_table(isa.c_str())), team_(std::move(cpus)) {
+Executor::Executor(Seats seats, const std::string& isa, ExecutorSpec spec)
+    : seats_(std::move(seats)), spec_(std::move(spec)), kernels_(kernel_table(isa.c_str())), team_(seats_.cpus) {
   if (kernels_ == nullptr) throw std::runtime_error("no kernel set " + isa + " on this machine");
+  if (seats_.nodes.size() != seats_.cpus.size()) throw std::runtime_error("every thread needs a node");
+  for (const int node : seats_.nodes) {
+    if (std::find(nodes_.begin(), nodes_.end(), node) == nodes_.end()) nodes_.push_back(node);
+  }
   place_weights();
   place_buffers();
+  place_cache();
   place_costs();
   claimed_ = std::vector<std::atomic<int64_t>>(spec_.ops.size() * team_.size());
   positions_.resize(spec_.max_tokens);
@@ -83,8 +86,14 @@ void Executor::place_weights() {
       used[t] += w.count * (end - begin) * out.tile_stride;
     }
   }
-  for (int t = 0; t < threads; ++t) arenas_.emplace_back("weights of thread " + std::to_string(t), used[t]);
+  for (int t = 0; t < threads; ++t) {
+    arenas_.emplace_back("weights of thread " + std::to_string(t), used[t]);
+    bind_whole(arenas_[t], seats_.nodes[t]);
+  }
   vectors_ = Region("vectors", vector_floats * 4);
+  bind_whole(vectors_, nodes_[0]);
+  // Whoever reads the file writes them, on any node: where nothing binds, a thread of theirs must be first.
+  team_.run([this](int thread) { zero_on(thread, vectors_, 0, vectors_.bytes(), nodes_[0]); });
   int64_t next = 0;
   for (size_t i = 0; i < weights_.size(); ++i) {
     const WeightSpec& w = spec_.weights[i];
@@ -109,9 +118,9 @@ void Executor::place_buffers() {
   for (const BufferSpec& b : spec_.buffers) lds_.push_back((b.width + 15) / 16 * 16);
   private_bytes_ = own;
   workspace_ = Region("workspace", shared);
-  cache_ = Region("cache", spec_.num_blocks * spec_.block_bytes);
   partials_ = Region("attention partials", spec_.partial_floats * 4);
   frontier_ = Region("frontier", spec_.num_frontiers * spec_.frontier_bytes);
+  for (Region* region : {&workspace_, &partials_, &frontier_}) bind_whole(*region, nodes_[0]);
   for (const OpSpec& op : spec_.ops) {
     const int64_t rows = spec_.attend_rows, dim = spec_.attend_head_dim;
     int64_t need = 0;
@@ -125,7 +134,25 @@ void Executor::place_buffers() {
   }
   for (int t = 0; t < team_.size(); ++t) {
     scratch_.emplace_back("scratch of thread " + std::to_string(t), own + spec_.work_bytes + spec_.candidate_bytes);
+    bind_whole(scratch_[t], seats_.nodes[t]);
   }
+}
+
+// Attention of one token reads every block, whichever thread takes a head: blocks dealt to the nodes in turn keep all
+// memory channels busy at any context, where runs of blocks would leave a short one to the first node.
+void Executor::place_cache() {
+  const int64_t nodes = static_cast<int64_t>(nodes_.size()), page = static_cast<int64_t>(page_bytes());
+  cache_ = Region("cache", spec_.num_blocks * spec_.block_bytes);
+  int64_t slot = 0, begin = 0;
+  for (int64_t i = 0; i < nodes; ++i) {
+    first_slot_.push_back(slot);
+    slot += (spec_.num_blocks - i + nodes - 1) / nodes;
+    const int64_t end = i + 1 == nodes ? cache_.bytes() : (slot * spec_.block_bytes + page - 1) / page * page;
+    cache_end_.push_back(std::min<int64_t>(end, cache_.bytes()));
+    cache_.bind(begin, cache_end_[i], nodes_[i], seats_.policy);
+    begin = cache_end_[i];
+  }
+  if (nodes > 1) slots_.reserve(spec_.num_blocks);
 }
 
 void Executor::place_costs() {
@@ -208,25 +235,40 @@ void Executor::set_table(int index, const int32_t* values, int64_t count) {
   std::memcpy(weights_[index].vector, values, count * sizeof(int32_t));
 }
 
+void Executor::zero_on(int thread, Region& region, int64_t begin, int64_t end, int node) {
+  const int64_t count = std::count(seats_.nodes.begin(), seats_.nodes.end(), node);
+  const int64_t place = std::count(seats_.nodes.begin(), seats_.nodes.begin() + thread, node);
+  if (seats_.nodes[thread] != node) return;
+  const int64_t lines = (end - begin + 63) / 64;
+  const int64_t first = begin + lines * place / count * 64, last = begin + lines * (place + 1) / count * 64;
+  if (first < end) std::memset(region.data() + first, 0, std::min(last, end) - first);
+}
+
 void Executor::touch() {
   team_.run([this](int thread) {
-    for (Region* region : {&workspace_, &cache_, &partials_, &frontier_}) {
-      auto [begin, end] = share(region->bytes() / 64, thread);
-      if (thread == team_.size() - 1) end = (region->bytes() + 63) / 64;
-      int64_t last = std::min<int64_t>(end * 64, region->bytes());
-      if (last > begin * 64) std::memset(region->data() + begin * 64, 0, last - begin * 64);
+    for (Region* region : {&workspace_, &partials_, &frontier_}) zero_on(thread, *region, 0, region->bytes(), nodes_[0]);
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+      zero_on(thread, cache_, i == 0 ? 0 : cache_end_[i - 1], cache_end_[i], nodes_[i]);
     }
     std::memset(scratch_[thread].data(), 0, scratch_[thread].bytes());
   });
 }
 
-std::vector<std::pair<std::string, int64_t>> Executor::regions() const {
-  std::vector<std::pair<std::string, int64_t>> out;
-  auto add = [&out](const Region& r) { out.emplace_back(r.name(), r.bytes()); };
-  for (const Region& r : arenas_) add(r);
-  for (const Region* r : {&vectors_, &workspace_, &cache_, &partials_}) add(*r);
-  if (frontier_.bytes() > 0) add(frontier_);
-  for (const Region& r : scratch_) add(r);
+std::vector<Place> Executor::places() const {
+  std::vector<Place> out;
+  auto add = [&out](const std::string& name, const uint8_t* address, int64_t bytes, int node) {
+    if (bytes > 0) out.push_back({name, address, bytes, node});
+  };
+  for (int t = 0; t < team_.size(); ++t) {
+    add(arenas_[t].name(), arenas_[t].data(), arenas_[t].bytes(), seats_.nodes[t]);
+    add(scratch_[t].name(), scratch_[t].data(), scratch_[t].bytes(), seats_.nodes[t]);
+  }
+  for (const Region* r : {&vectors_, &workspace_, &partials_, &frontier_}) add(r->name(), r->data(), r->bytes(), nodes_[0]);
+  for (size_t i = 0; i < nodes_.size(); ++i) {
+    const int64_t begin = i == 0 ? 0 : cache_end_[i - 1];
+    add(nodes_.size() == 1 ? "cache" : "cache of node " + std::to_string(nodes_[i]), cache_.data() + begin,
+        cache_end_[i] - begin, nodes_[i]);
+  }
   return out;
 }
 

@@ -1,7 +1,7 @@
 // The Python binding: thin, no decisions. Indices and sizes are checked by the callers in hotset.engine.native.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/pair.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -83,10 +83,23 @@ void step(Executor& e, Ints tokens, Ints segments, Ints blocks, Ints outputs) {
   e.step(tokens.data(), static_cast<int64_t>(tokens.shape(0)), list, outputs.data(), static_cast<int64_t>(outputs.shape(0)));
 }
 
+void bind_places(nb::module_& m) {
+  nb::enum_<NumaPolicy>(m, "NumaPolicy")
+      .value("TOUCH", NumaPolicy::kTouch).value("BIND", NumaPolicy::kBind).value("PREFER", NumaPolicy::kPrefer);
+  nb::class_<Seats>(m, "Seats")
+      .def(nb::init<>())
+      .def_rw("cpus", &Seats::cpus).def_rw("nodes", &Seats::nodes).def_rw("policy", &Seats::policy);
+  nb::class_<Place>(m, "Place")
+      .def_ro("name", &Place::name).def_ro("num_bytes", &Place::bytes).def_ro("node", &Place::node)
+      .def_prop_ro("address", [](const Place& place) { return reinterpret_cast<uintptr_t>(place.address); });
+  m.def("pages_by_node", [](const Place& place) { return pages_by_node(place.address, place.bytes); },
+        nb::call_guard<nb::gil_scoped_release>());
+}
+
 void bind_executor(nb::module_& m) {
   nb::class_<Executor>(m, "Executor")
-      .def("__init__", [](Executor* e, std::vector<int> cpus, const std::string& isa, const ExecutorSpec& spec) {
-        new (e) Executor(std::move(cpus), isa, spec);
+      .def("__init__", [](Executor* e, const Seats& seats, const std::string& isa, const ExecutorSpec& spec) {
+        new (e) Executor(seats, isa, spec);
       })
       .def("load", [](Executor& e, int index, int64_t part, int fd, int64_t offset, int scale_fd, int64_t scale_offset) {
         nb::gil_scoped_release release;
@@ -112,7 +125,7 @@ void bind_executor(nb::module_& m) {
         return nb::ndarray<nb::numpy, const float, nb::ndim<2>>(
             e.logits(), {static_cast<size_t>(rows), static_cast<size_t>(vocab)}, nb::find(&e), {e.logits_stride(), 1});
       })
-      .def("regions", &Executor::regions)
+      .def("places", &Executor::places)
       .def("profile", &Executor::profile)
       .def("op_ns", &Executor::op_ns)
       .def("wait_ns", &Executor::wait_ns);
@@ -122,13 +135,15 @@ void bind_executor(nb::module_& m) {
 
 NB_MODULE(_native, m) {
   m.def("isas", &isas);
-  m.attr("KIND_COUNTS") = nb::make_tuple(static_cast<int>(kNumOpKinds), kNumActKinds, kNumCacheKinds, kNumRowKinds);
+  m.attr("KIND_COUNTS") = nb::make_tuple(static_cast<int>(kNumOpKinds), kNumActKinds, kNumCacheKinds, kNumRowKinds,
+                                       kNumIndexKinds);
   m.attr("FORMATS") = [] {
     nb::list names;
     for (int f = 0; f < kNumFormats; ++f) names.append(format_info(f).name);
     return nb::tuple(names);
   }();
   bind_specs(m);
+  bind_places(m);
   bind_executor(m);
   bind_probe(m);
   bind_sampler(m);

@@ -1,6 +1,7 @@
 // Binding of the probe (hotset.machine.probe) and of the sampler (hotset.engine.native_sampler).
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -39,12 +40,44 @@ using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::c
 
 void bind_probe(nb::module_& m) {
   nb::class_<ProbeBuffers>(m, "ProbeBuffers")
-      .def(nb::init<std::vector<std::vector<int>>, size_t, size_t>(), nb::call_guard<nb::gil_scoped_release>())
+      .def(nb::init<std::vector<std::vector<int>>, const std::vector<int>&, size_t>(),
+           nb::call_guard<nb::gil_scoped_release>())
       .def("read", [](const ProbeBuffers& b, const std::string& isa, const std::vector<int>& cpus, size_t bytes,
                       size_t prefetch, double seconds, int min_samples) {
         nb::gil_scoped_release release;
         return b.read(probe_kernels(isa), cpus, bytes, prefetch, seconds, min_samples);
-      });
+      })
+      .def("read_chunks", [](const ProbeBuffers& b, const std::string& isa, const std::vector<int>& cpus, size_t bytes,
+                             size_t prefetch, double seconds, int min_samples) {
+        nb::gil_scoped_release release;
+        return b.read_chunks(probe_kernels(isa), cpus, bytes, prefetch, seconds, min_samples);
+      })
+      .def("write", [](ProbeBuffers& b, const std::string& isa, const std::vector<int>& cpus, double seconds,
+                       int min_samples) {
+        nb::gil_scoped_release release;
+        return b.write(probe_kernels(isa), cpus, seconds, min_samples);
+      })
+      .def("copy", [](ProbeBuffers& b, const std::string& isa, const std::vector<int>& cpus, double seconds,
+                      int min_samples) {
+        nb::gil_scoped_release release;
+        return b.copy(probe_kernels(isa), cpus, seconds, min_samples);
+      })
+      .def("plan_chunks", &ProbeBuffers::plan_chunks)
+      .def("link", &ProbeBuffers::link, nb::call_guard<nb::gil_scoped_release>())
+      .def("walk", &ProbeBuffers::walk, nb::call_guard<nb::gil_scoped_release>())
+      .def("chase", &ProbeBuffers::chase, nb::call_guard<nb::gil_scoped_release>())
+      .def("address", [](const ProbeBuffers& b, size_t region) { return reinterpret_cast<uintptr_t>(b.data(region)); })
+      .def("pages", [](const ProbeBuffers& b, size_t region) { return pages_by_node(b.data(region), b.bytes_per_region()); })
+      .def_prop_ro("bytes_per_region", &ProbeBuffers::bytes_per_region);
+  m.attr("ANY_NODE") = kAnyNode;
+  m.def("probe_write_instruction", [](const std::string& isa) { return probe_kernels(isa).write_instruction; });
+  nb::class_<ProbeSteps>(m, "ProbeSteps")
+      .def_ro("run_s", &ProbeSteps::run_s).def_ro("barrier_s", &ProbeSteps::barrier_s)
+      .def_ro("exchange_s", &ProbeSteps::exchange_s);
+  m.def("probe_steps", [](const std::string& isa, const std::vector<int>& cpus, double seconds, int min_samples) {
+    nb::gil_scoped_release release;
+    return probe_steps(probe_kernels(isa), cpus, seconds, min_samples);
+  });
   m.def("probe_computes", [](const std::string& isa) {
     std::vector<std::pair<std::string, std::string>> out;
     const ProbeKernels& kernels = probe_kernels(isa);

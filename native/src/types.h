@@ -118,34 +118,49 @@ struct AttendArgs {
 
 // How a row of `width` channels lies in the cache. FP8: `plain` bytes e4m3, then width - plain BF16, and apart from
 // them one e8m0 scale per kRowGroup plain channels and a zero byte. BF16: the same values as BF16. BF16Exact: rounded to
-// BF16 only. Every value is clamped to the finite.
-enum class RowKind : int32_t { kFP8 = 0, kBF16 = 1, kBF16Exact = 2 };
-constexpr int kNumRowKinds = 3;
+// BF16 only. FP4: plain / 2 bytes of e2m1 nibbles (the even channel low), then width - plain BF16, and apart from them
+// one e8m0 scale per kNibbleGroup plain channels, with zeros up to a multiple of 16. Every value is clamped to the
+// finite.
+enum class RowKind : int32_t { kFP8 = 0, kBF16 = 1, kBF16Exact = 2, kFP4 = 3 };
+constexpr int kNumRowKinds = 4;
 constexpr int kRowGroup = 64;
+constexpr int kNibbleGroup = 32;
 
 constexpr int kTileKeys = 64;         // rows of one attention tile
-constexpr int kMaxTileQueries = 64;   // query rows of one call
 
 struct AttendTile {
   const uint8_t* data[kTileKeys];
-  const uint8_t* scales[kTileKeys];  // FP8 only
+  const uint8_t* scales[kTileKeys];  // FP8 and FP4 only
   int32_t first, last;               // rows [first, last) are there, the others are not read
 };
 
 struct TileAttendArgs {
-  const uint16_t* q;       // packed by pack_tile_queries, from rows in the same order
-  int32_t num_rows, dim;
-  const int32_t* first;    // [num_rows] the rows of the tile that each query sees: [first, last)
+  const AttendTile* tile;
+  const AttendTile* next;  // what comes after it, or null
+  int32_t row_lines;       // cache lines of a row
+  const uint16_t* q;       // packed by pack_tile_queries
+  int32_t num_rows, dim, plain;
+  int32_t rows_per_token;  // query rows in a run that see the same rows
+  const int32_t* first;    // [num_rows / rows_per_token] the rows of the tile that each run sees: [first, last)
   const int32_t* last;
-  const uint16_t* keys;    // [dim/2][64][2], by expand_tile
-  const uint16_t* values;  // [32][dim][2]
   float* acc;              // [num_rows][dim + 2]: m, l, o; l == 0 means empty
-  float* scratch;          // tile_attend_scratch(num_rows, dim) floats
+  float* scratch;          // tile_attend_scratch(num_rows) floats
 };
-constexpr int kMaxTileBlock = 16;  // query rows per pass, at most
-inline int64_t tile_attend_scratch(int64_t num_rows, int64_t dim) {
-  const int64_t block = num_rows < kMaxTileBlock ? num_rows : kMaxTileBlock;
-  return block * (kTileKeys + dim + 2);
+// Scores, and how each row enters its accumulator.
+inline int64_t tile_attend_scratch(int64_t num_rows) { return num_rows * (kTileKeys + 4); }
+
+// How index rows lie in the cache, in tiles of sixteen, and what a token's query heads are packed as. MXFP4: an MXFP4
+// weight tile; int8. FP8: e4m3 as in an FP8 weight tile, then a float scale per row, a power of two; BF16, the head's
+// scale in its values. BF16Exact: a BF16 weight tile; BF16. Rows and queries of the first two are transformed before.
+enum class IndexKind : int32_t { kMXFP4 = 0, kFP8 = 1, kBF16Exact = 2 };
+constexpr int kNumIndexKinds = 3;
+inline ActKind index_act(IndexKind kind) {
+  return kind == IndexKind::kMXFP4 ? ActKind::kQ8Offset12 : ActKind::kBF16;
+}
+// Bytes of sixteen rows.
+inline int64_t index_tile_bytes(IndexKind kind, int64_t width) {
+  if (kind == IndexKind::kFP8) return kTileRows * (width + 4);
+  return tile_bytes(kind == IndexKind::kMXFP4 ? kMXFP4 : kBF16, width);
 }
 
 struct CompressArgs {  // [num_tokens] rows of `width` floats; a token that does not exist is left out

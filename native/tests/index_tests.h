@@ -1,5 +1,7 @@
-// The indexer: Hadamard transform, e2m1 rows and queries, scores of heads, selection.
+// The indexer: Hadamard transform, rows and queries of every kind, scores of heads, selection.
 #pragma once
+
+#include <cfloat>
 
 #include "product_tests.h"
 
@@ -27,26 +29,6 @@ inline void test_hadamard(Tests& tests, const KernelTable& kernels) {
   tests.push_back(test);
 }
 
-// e2m1 of 32 numbers: values after rounding, by the nearest of all sixteen (ties to the even code).
-inline std::vector<double> judged_e2m1(const float* x, int* exponent) {
-  double top = 6 * 0x1p-126;
-  for (int i = 0; i < 32; ++i) top = std::max(top, std::fabs(static_cast<double>(x[i])));
-  int scale = -127;
-  while (std::ldexp(6.0, scale) < top) ++scale;
-  std::vector<double> out;
-  for (int i = 0; i < 32; ++i) {
-    const double v = std::ldexp(std::fabs(static_cast<double>(x[i])), -scale);
-    int best = 0;
-    for (int code = 1; code < 8; ++code) {
-      const double gain = std::fabs(v - e2m1_value(best)) - std::fabs(v - e2m1_value(code));
-      if (gain > 0 || (gain == 0 && code % 2 == 0)) best = code;
-    }
-    out.push_back(std::copysign(std::ldexp(e2m1_value(best), scale), x[i]));
-  }
-  *exponent = scale;
-  return out;
-}
-
 inline std::vector<float> index_row(int32_t width, int64_t variant, Random& random) {
   std::vector<float> x = random.normals(width, variant % 3 == 1 ? 1e-3f : 1.0f);
   for (int32_t i = 0; i < width; ++i) {
@@ -57,56 +39,85 @@ inline std::vector<float> index_row(int32_t width, int64_t variant, Random& rand
   return x;
 }
 
+// What rows and heads of a kind become.
+inline std::vector<double> judged_index_row(IndexKind kind, const std::vector<float>& x) {
+  std::vector<double> out;
+  if (kind == IndexKind::kBF16Exact) {
+    for (float v : x) out.push_back(bf16_value(bf16_of(v)));
+    return out;
+  }
+  const size_t size = kind == IndexKind::kFP8 ? x.size() : 32;
+  for (size_t first = 0; first < x.size(); first += size) {
+    const JudgedCodes group(kind == IndexKind::kFP8, {x.begin() + first, x.begin() + first + size});
+    for (size_t i = 0; i < size; ++i) out.push_back(group.value(i));
+  }
+  return out;
+}
+
+// Row `lane` of a tile.
+inline std::vector<float> read_index_row(const KernelTable& kernels, IndexKind kind, const uint8_t* tile, int32_t width,
+                                         int lane) {
+  std::vector<float> out(width);
+  if (kind != IndexKind::kFP8) {
+    kernels.unpack_row(kind == IndexKind::kMXFP4 ? kMXFP4 : kBF16, tile, lane, width, out.data());
+    return out;
+  }
+  std::vector<uint8_t> weights(fp8_header_bytes(width), 127);
+  weights.insert(weights.end(), tile, tile + kTileRows * width);
+  kernels.unpack_row(kFP8, weights.data(), lane, width, out.data());
+  float scale;
+  std::memcpy(&scale, tile + kTileRows * width + 4 * lane, 4);
+  for (float& v : out) v *= scale;
+  return out;
+}
+
 // Tiles of rows and query heads, and what they are as numbers.
 struct IndexCase {
+  IndexKind kind;
   int64_t num_rows, num_heads;
   int32_t width;
   std::vector<uint8_t> tiles;
   std::vector<std::vector<double>> rows, heads;
   std::vector<int8_t> q;
+  std::vector<uint16_t> bf16;
   std::vector<float> d, weights;
   std::vector<int32_t> terms;
   Act act{};
 
-  IndexCase(Test& test, const KernelTable& kernels, int64_t num_rows, int64_t num_heads, int32_t width)
-      : num_rows(num_rows), num_heads(num_heads), width(width), q(num_heads * width), d(num_heads * width / 32),
-        terms(num_heads * width / 32) {
+  IndexCase(Test& test, const KernelTable& kernels, IndexKind kind, int64_t num_rows, int64_t num_heads, int32_t width)
+      : kind(kind), num_rows(num_rows), num_heads(num_heads), width(width) {
     Random random(static_cast<uint64_t>(num_rows * 100 + num_heads + width));
-    const int64_t bytes = tile_bytes(kMXFP4, width);
-    tiles.resize((num_rows + 15) / 16 * bytes, 0);
+    tiles.resize((num_rows + 15) / 16 * tile_bytes(), 0);
     for (int64_t r = 0; r < num_rows; ++r) {
       const std::vector<float> x = index_row(width, r, random);
-      kernels.store_index_row(x.data(), width, tiles.data() + r / 16 * bytes, static_cast<int32_t>(r % 16));
-      rows.push_back(judge(x));
-      std::vector<float> back(width);
-      kernels.unpack_row(kMXFP4, tiles.data() + r / 16 * bytes, static_cast<int>(r % 16), width, back.data());
+      uint8_t* tile = tiles.data() + r / 16 * tile_bytes();
+      kernels.store_index_row[at()](x.data(), width, tile, static_cast<int32_t>(r % 16));
+      rows.push_back(judged_index_row(kind, x));
+      const std::vector<float> back = read_index_row(kernels, kind, tile, width, static_cast<int>(r % 16));
       for (int32_t i = 0; i < width; ++i)
         test.expect(back[i] == rows[r][i], "row %ld channel %d: %.9g is %.9g, want %.9g", r, i, x[i], back[i],
                     rows[r][i]);
     }
     test.hash(tiles.data(), static_cast<int64_t>(tiles.size()));
-    act.q = q.data(), act.d = d.data(), act.terms = terms.data();
+    q.resize(num_heads * width), d.resize(q.size() / 32), terms.resize(q.size() / 32), bf16.resize(q.size());
+    act.q = q.data(), act.d = d.data(), act.terms = terms.data(), act.bf16 = bf16.data();
     for (int64_t h = 0; h < num_heads; ++h) {
       const std::vector<float> x = index_row(width, h + 1, random);
-      kernels.pack_index_query(x.data(), width, num_heads, h, act);
-      heads.push_back(judge(x));
+      kernels.pack_index_query[at()](x.data(), width, num_heads, h, act);
+      heads.push_back(judged_index_row(kind, x));
       weights.push_back(0.1f * random.normal());
     }
     test.hash(q.data(), static_cast<int64_t>(q.size()));
+    test.hash(bf16.data(), static_cast<int64_t>(bf16.size()));
   }
-  std::vector<double> judge(const std::vector<float>& x) const {
-    std::vector<double> out;
-    for (int32_t b = 0; b < width; b += 32) {
-      int exponent;
-      const std::vector<double> block = judged_e2m1(x.data() + b, &exponent);
-      out.insert(out.end(), block.begin(), block.end());
-    }
-    return out;
-  }
+  int at() const { return static_cast<int>(kind); }
+  int64_t tile_bytes() const { return index_tile_bytes(kind, width); }
   void check_scores(Test& test, const KernelTable& kernels) const {
     const int64_t num_tiles = (num_rows + 15) / 16;
+    // Integer products are exact but for a few roundings per 32 channels.
+    const double roundings = static_cast<double>(kind == IndexKind::kMXFP4 ? 16 : width + num_heads + 2);
     std::vector<float> scores(16 * num_tiles), apart = scores;
-    kernels.index_scores(tiles.data(), num_tiles, width, act, num_heads, weights.data(), scores.data());
+    kernels.index_scores[at()](tiles.data(), num_tiles, width, act, num_heads, weights.data(), nullptr, scores.data());
     test.hash(scores.data(), 16 * num_tiles);
     for (int64_t r = 0; r < num_rows; ++r) {
       double want = 0, size = 0;
@@ -117,16 +128,69 @@ struct IndexCase {
         }
         want += weights[h] * std::max(dot, 0.0), size += std::fabs(weights[h]) * magnitude;
       }
-      test.expect(test.is_near(scores[r] - want, 1e-6 * size, size + 1e-30),
+      test.expect(test.is_near(scores[r] - want, roundings * 0x1p-24 * size + 1e-37, size + 1e-30),
                   "%ld rows, %ld heads, row %ld: %.9g, judge %.9g", num_rows, num_heads, r, scores[r], want);
     }
     for (int64_t t = 0; t < num_tiles; ++t) {
-      kernels.index_scores(tiles.data() + t * tile_bytes(kMXFP4, width), 1, width, act, num_heads, weights.data(),
-                           apart.data() + 16 * t);
+      kernels.index_scores[at()](tiles.data() + t * tile_bytes(), 1, width, act, num_heads, weights.data(), nullptr,
+                                 apart.data() + 16 * t);
     }
     test.expect(same_bits(scores.data(), apart.data(), 16 * num_tiles), "%ld rows: tiles one by one differ", num_rows);
   }
 };
+
+// Rows that are not finite, or would not be after rounding, are kept finite.
+inline void test_index_limits(Test& test, const KernelTable& kernels, IndexKind kind) {
+  constexpr int32_t kWidth = 64;
+  const double most = kind == IndexKind::kFP8 ? 0x1.cp127 : 3.3895313892515355e38;
+  for (float x : {INFINITY, -INFINITY, FLT_MAX}) {
+    std::vector<float> row(kWidth, 1.0f);
+    row[5] = x;
+    std::vector<uint8_t> tile(index_tile_bytes(kind, kWidth));
+    kernels.store_index_row[static_cast<int>(kind)](row.data(), kWidth, tile.data(), 3);
+    const float got = read_index_row(kernels, kind, tile.data(), kWidth, 3)[5];
+    test.expect(got == std::copysign(most, x), "%g is %g", x, got);
+  }
+}
+
+// A row's score does not depend on the rows beside it: scales that are close together, of some rows of a tile or of all.
+inline void test_common_scales(Tests& tests, const KernelTable& kernels) {
+  Test test("index scores of any neighbours", true);
+  constexpr int32_t kWidth = 128;
+  constexpr int64_t kHeads = 32;
+  const int mx = static_cast<int>(IndexKind::kMXFP4);
+  Random random(3);
+  std::vector<int8_t> q(kHeads * kWidth);
+  std::vector<float> d(kHeads * kWidth / 32);
+  std::vector<int32_t> terms(d.size());
+  Act act{};
+  act.q = q.data(), act.d = d.data(), act.terms = terms.data();
+  std::vector<float> weights;
+  for (int64_t h = 0; h < kHeads; ++h) {
+    kernels.pack_index_query[mx](random.normals(kWidth).data(), kWidth, kHeads, h, act);
+    weights.push_back(random.normal());
+  }
+  for (int trial = 0; trial < 20; ++trial) {
+    std::vector<uint8_t> tile(tile_bytes(kMXFP4, kWidth));
+    for (int32_t r = 0; r < 16; ++r) {
+      std::vector<float> x = random.normals(kWidth);
+      for (int32_t i = 0; i < kWidth; ++i) x[i] *= static_cast<float>(1 << (i / 32 * trial + r) % 4);
+      kernels.store_index_row[mx](x.data(), kWidth, tile.data(), r);
+    }
+    std::vector<float> alike(16), apart(16);
+    kernels.index_scores[mx](tile.data(), 1, kWidth, act, kHeads, weights.data(), nullptr, alike.data());
+    test.hash(alike.data(), 16);
+    const int32_t odd = trial % 16;
+    std::vector<float> x(kWidth, 0.0f);
+    x[0] = 1e6f, x[40] = 1e-3f;
+    kernels.store_index_row[mx](x.data(), kWidth, tile.data(), odd);
+    kernels.index_scores[mx](tile.data(), 1, kWidth, act, kHeads, weights.data(), tile.data(), apart.data());
+    for (int32_t r = 0; r < 16; ++r)
+      test.expect(r == odd || same_bits(&alike[r], &apart[r], 1), "trial %d row %d: %.9g and %.9g", trial, r, alike[r],
+                  apart[r]);
+  }
+  tests.push_back(test);
+}
 
 inline void test_selection(Tests& tests, const KernelTable& kernels) {
   Test test("selection", true);
@@ -151,14 +215,21 @@ inline void test_selection(Tests& tests, const KernelTable& kernels) {
 
 inline void test_index(Tests& tests, const KernelTable& kernels) {
   test_hadamard(tests, kernels);
-  Test test("index rows and scores", true);
-  for (int32_t width : {32, 128, 160}) {
-    for (int64_t num_heads : {1, 2, 3, 7, 16, 17, 64}) {
-      for (int64_t num_rows : {1, 15, 16, 17, 80})
-        IndexCase(test, kernels, num_rows, num_heads, width).check_scores(test, kernels);
+  const char* names[] = {"MXFP4", "FP8", "BF16"};
+  for (IndexKind kind : {IndexKind::kMXFP4, IndexKind::kFP8, IndexKind::kBF16Exact}) {
+    const std::string name = names[static_cast<int>(kind)];
+    Test rows("index rows as " + name, true), scores("index scores of " + name, kind == IndexKind::kMXFP4);
+    for (int32_t width : {32, 128, 160}) {
+      for (int64_t num_heads : {1, 2, 3, 7, 16, 17, 64}) {
+        for (int64_t num_rows : {1, 15, 16, 17, 80})
+          IndexCase(rows, kernels, kind, num_rows, num_heads, width).check_scores(scores, kernels);
+      }
     }
+    if (kind != IndexKind::kMXFP4) test_index_limits(rows, kernels, kind);
+    tests.push_back(rows);
+    tests.push_back(scores);
   }
-  tests.push_back(test);
+  test_common_scales(tests, kernels);
   test_selection(tests, kernels);
 }
 

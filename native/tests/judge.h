@@ -42,6 +42,36 @@ inline double e2m1_value(int code) {
 }
 inline double e8m0_value(uint8_t b) { return std::ldexp(1.0, b - 127); }
 
+// Codes of numbers in e4m3 or e2m1 and the exponent of their scale, the smallest power of two with which all of them
+// fit: the nearest of all codes, ties to the even one.
+struct JudgedCodes {
+  std::vector<uint8_t> codes;
+  int exponent = -127;
+  bool is_e4m3;
+  JudgedCodes(bool is_e4m3, const std::vector<double>& x) : is_e4m3(is_e4m3) {
+    double top = is_e4m3 ? 1e-4f : 6 * 0x1p-126;
+    for (double v : x) top = std::fmax(top, std::fabs(v));
+    while (std::ldexp(is_e4m3 ? 448.0 : 6.0, exponent) < top) ++exponent;
+    for (double v : x) {
+      const int sign = !std::signbit(v) ? 0 : is_e4m3 ? 0x80 : 8;
+      codes.push_back(static_cast<uint8_t>(nearest(std::ldexp(std::fabs(v), -exponent)) | sign));
+    }
+  }
+  double magnitude(int code) const { return is_e4m3 ? e4m3_value(static_cast<uint8_t>(code)) : e2m1_value(code); }
+  double value(size_t i) const { return std::ldexp(magnitude(codes[i]), exponent); }
+
+ private:
+  int nearest(double v) const {
+    const int last = is_e4m3 ? 0x7e : 7;
+    int low = 0;  // the largest code that is not above v
+    for (int step = 64; step > 0; step /= 2)
+      if (low + step <= last && magnitude(low + step) <= v) low += step;
+    if (low == last) return low;
+    const double below = v - magnitude(low), above = magnitude(low + 1) - v;
+    return below < above || (below == above && low % 2 == 0) ? low : low + 1;
+  }
+};
+
 // Weight i of a checkpoint row. The scales of FP8, and of MXFP4 outside GGUF, are not in it.
 inline WeightValue weight_at(int32_t format, const uint8_t* row, int64_t i) {
   const FormatInfo& info = format_info(format);

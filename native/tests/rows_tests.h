@@ -7,34 +7,26 @@
 
 namespace hotset {
 
-// What a row becomes: channels before `plain` in groups of 64 as e4m3 with the smallest power-of-two scale that fits the
-// BF16 values (largest at least 1e-4), the others BF16.
+// What a row becomes: BF16, of which the channels before `plain` e4m3 in groups of 64, or e2m1 in groups of 32.
 struct JudgedRow {
   std::vector<double> values;
   std::vector<uint8_t> codes, scales;
 };
 inline JudgedRow judged_row(RowKind kind, const float* x, int32_t width, int32_t plain) {
   JudgedRow out;
-  const float most = kind == RowKind::kBF16Exact ? 3.3895313892515355e38f : 0x1.cp127f;  // largest that fits
+  const bool is_e4m3 = kind != RowKind::kFP4;
+  const int32_t size = is_e4m3 ? 64 : 32;
+  // The largest number that fits.
+  const float most = kind == RowKind::kBF16Exact ? 3.3895313892515355e38f : is_e4m3 ? 0x1.cp127f : 0x1.8p127f;
   for (int32_t i = 0; i < width; ++i)
     out.values.push_back(bf16_value(bf16_of(std::fmin(std::fmax(x[i], -most), most))));
   if (kind == RowKind::kBF16Exact) return out;
-  for (int32_t first = 0; first < plain; first += 64) {
-    const int32_t end = std::min(first + 64, plain);
-    double top = 1e-4f;
-    for (int32_t i = first; i < end; ++i) top = std::max(top, std::fabs(out.values[i]));
-    int scale = -127;
-    while (std::ldexp(448.0, scale) < top) ++scale;
-    out.scales.push_back(static_cast<uint8_t>(scale + 127));
-    for (int32_t i = first; i < end; ++i) {
-      const double v = std::ldexp(out.values[i], -scale);
-      int e = -6;
-      double units = std::nearbyint(std::fabs(v) * 0x1p9);
-      if (std::fabs(v) >= 0x1p-6) units = round_to(v, 4, -6, &e);
-      const int code = std::fabs(v) < 0x1p-6 ? static_cast<int>(units) : (e + 6) * 8 + static_cast<int>(units);
-      out.codes.push_back(static_cast<uint8_t>(code | (std::signbit(v) ? 0x80 : 0)));
-      out.values[i] = std::ldexp(e4m3_value(out.codes.back()), scale);
-    }
+  for (int32_t first = 0; first < plain; first += size) {
+    const auto begin = out.values.begin() + first, end = out.values.begin() + std::min(first + size, plain);
+    const JudgedCodes group(is_e4m3, {begin, end});
+    out.scales.push_back(static_cast<uint8_t>(group.exponent + 127));
+    out.codes.insert(out.codes.end(), group.codes.begin(), group.codes.end());
+    for (size_t i = 0; i < group.codes.size(); ++i) out.values[first + i] = group.value(i);
   }
   return out;
 }
@@ -48,17 +40,23 @@ inline std::vector<float> row_of(int32_t width, int variant, Random& random) {
     // Ties between neighbours of e4m3, normal and subnormal, under a scale of 1.
     if (variant == 5) x[i] = i % 64 == 0 ? 448.0f : static_cast<float>(random.below(33)) * 0x1p-10f;
     if (variant == 6) x[i] = i % 64 == 0 ? -448.0f : static_cast<float>(16 + random.below(17)) * 4.0f;
+    // And of e2m1.
+    if (variant == 7) x[i] = i % 32 == 0 ? 6.0f : 0.25f * static_cast<float>(random.below(49) - 24);
   }
   return x;
 }
 
-// Room for one cached row of any kind.
+// Room for one cached row of any kind, and a byte behind each part.
 struct StoredRow {
+  int32_t data_bytes, scale_bytes = 0;
   std::vector<uint8_t> data, scales;
   StoredRow(const KernelTable& kernels, RowKind kind, const std::vector<float>& x, int32_t plain) {
     const int32_t width = static_cast<int32_t>(x.size());
-    data.resize(kind == RowKind::kFP8 ? plain + 2 * (width - plain) : 2 * width);
-    scales.resize((plain + 63) / 64 + 1, 0xee);
+    data_bytes = 2 * width;
+    if (kind == RowKind::kFP8) data_bytes -= plain, scale_bytes = (plain + 63) / 64 + 1;
+    if (kind == RowKind::kFP4) data_bytes -= plain / 2 * 3, scale_bytes = (plain + 511) / 512 * 16;
+    data.resize(data_bytes + 1, 0xee);
+    scales.resize(scale_bytes + 1, 0xee);
     kernels.encode_row[static_cast<int>(kind)](x.data(), width, plain, data.data(), scales.data());
   }
 };
@@ -69,70 +67,95 @@ inline void check_encoded(Test& test, const KernelTable& kernels, RowKind kind, 
   const StoredRow row(kernels, kind, x, plain);
   const JudgedRow want = judged_row(kind, x.data(), width, plain);
   test.hash(row.data.data(), static_cast<int64_t>(row.data.size()));
-  const bool is_fp8 = kind == RowKind::kFP8;
+  test.hash(row.scales.data(), static_cast<int64_t>(row.scales.size()));
+  const bool is_fp8 = kind == RowKind::kFP8, is_fp4 = kind == RowKind::kFP4, has_codes = is_fp8 || is_fp4;
   for (int32_t i = 0; i < width; ++i) {
-    if (is_fp8 && i < plain) {
-      test.expect(row.data[i] == want.codes[i], "%.9g is %02x, want %02x", x[i], row.data[i], want.codes[i]);
+    if (has_codes && i < plain) {
+      const int code = is_fp8 ? row.data[i] : row.data[i / 2] >> 4 * (i % 2) & 15;
+      test.expect(code == want.codes[i], "kind %d: %.9g is %02x, want %02x", static_cast<int>(kind), x[i], code,
+                  want.codes[i]);
       continue;
     }
-    const double got = bf16_value(u16_at(&row.data[is_fp8 ? plain + 2 * (i - plain) : 2 * i]));
+    const double got = bf16_value(u16_at(&row.data[row.data_bytes - 2 * (width - i)]));
     test.expect(got == want.values[i], "kind %d channel %d: %.9g is %.9g, want %.9g", static_cast<int>(kind), i, x[i],
                 got, want.values[i]);
   }
-  for (size_t g = 0; is_fp8 && g < want.scales.size(); ++g)
-    test.expect(row.scales[g] == want.scales[g], "scale %d, want %d", row.scales[g], want.scales[g]);
-  test.expect(row.scales.back() == (is_fp8 ? 0 : 0xee), "byte after the scales: %d", row.scales.back());
+  for (int32_t g = 0; g < row.scale_bytes; ++g) {
+    const int scale = g < static_cast<int32_t>(want.scales.size()) ? want.scales[g] : 0;
+    test.expect(row.scales[g] == scale, "kind %d: scale %d, want %d", static_cast<int>(kind), row.scales[g], scale);
+  }
+  test.expect(row.data.back() == 0xee && row.scales.back() == 0xee, "kind %d: bytes after the row: %02x, %02x",
+              static_cast<int>(kind), row.data.back(), row.scales.back());
 }
 
 // A tile of 64 rows, of which only [first, last) are there.
 struct TestTile {
   std::vector<StoredRow> rows;
   std::vector<JudgedRow> judged;
-  std::vector<uint16_t> keys, values;
+  AttendTile tile{};
+  RowKind kind;
   int32_t dim, plain, first, last;
   TestTile(const KernelTable& kernels, RowKind kind, int32_t dim, int32_t plain, int32_t first, int32_t last,
            uint64_t seed)
-      : keys(dim * kTileKeys, 0x7f80), values(keys), dim(dim), plain(plain), first(first), last(last) {
+      : kind(kind), dim(dim), plain(plain), first(first), last(last) {
     Random random(seed);
-    AttendTile tile{};
     tile.first = first, tile.last = last;
     for (int r = 0; r < kTileKeys; ++r) {
       const std::vector<float> x = row_of(dim, r % 8 == 7 ? 3 : 0, random);
       rows.emplace_back(kernels, kind, x, plain);
       judged.push_back(judged_row(kind, x.data(), dim, plain));
-      if (r < first || r >= last) continue;
-      tile.data[r] = rows[r].data.data(), tile.scales[r] = rows[r].scales.data();
     }
-    kernels.expand_tile[static_cast<int>(kind)](tile, dim, plain, keys.data(), values.data());
+    for (int r = first; r < last; ++r) tile.data[r] = rows[r].data.data(), tile.scales[r] = rows[r].scales.data();
   }
   double value(int r, int32_t i) const { return r < first || r >= last ? 0.0 : judged[r].values[i]; }
-  void check(Test& test) const {
-    for (int r = 0; r < kTileKeys; ++r)
+  void attend(const KernelTable& kernels, const uint16_t* q, int32_t count, const int32_t* from, const int32_t* to,
+              const AttendTile* next, float* acc) const {
+    std::vector<float> scratch(tile_attend_scratch(count));
+    kernels.attend_tile[static_cast<int>(kind)](
+        {&tile, next, (rows[0].data_bytes + 63) / 64, q, count, dim, plain, 1, from, to, acc, scratch.data()});
+  }
+  // What a query that sees one row alone comes to: the row's score, one, and the row itself, to the last bit.
+  std::vector<float> check(Test& test, const KernelTable& kernels) const {
+    Random random(static_cast<uint64_t>(dim));
+    const std::vector<float> query = random.normals(dim);
+    const float* q = query.data();
+    std::vector<uint16_t> packed(dim);
+    kernels.pack_tile_queries(&q, 1, dim, 1.0f, packed.data());
+    std::vector<float> all;
+    for (int32_t r = first; r < last; ++r) {
+      const int32_t after = r + 1;
+      std::vector<float> acc(dim + 2, 0.0f);
+      attend(kernels, packed.data(), 1, &r, &after, r % 2 == 0 ? &tile : nullptr, acc.data());
+      double score = 0, size = 0;
       for (int32_t i = 0; i < dim; ++i) {
-        const uint16_t k = keys[(i / 2 * kTileKeys + r) * 2 + i % 2], v = values[(r / 2 * dim + i) * 2 + r % 2];
-        test.expect(bf16_value(k) == value(r, i), "dim %d row %d channel %d: key %04x", dim, r, i, k);
-        test.expect(v == k, "dim %d row %d channel %d: value %04x, key %04x", dim, r, i, v, k);
+        const double term = bf16_value(bf16_of(query[i])) * value(r, i);
+        score += term, size += std::fabs(term);
+        test.expect(acc[2 + i] == value(r, i), "dim %d row %d channel %d: %.9g", dim, r, i, acc[2 + i]);
       }
+      test.expect(test.is_near(acc[0] - score, 1e-5 * size, size + 1e-30) && acc[1] == 1.0f,
+                  "dim %d row %d: score %.9g, judge %.9g; sum %.9g", dim, r, acc[0], score, acc[1]);
+      all.insert(all.end(), acc.begin(), acc.end());
+    }
+    return all;
   }
 };
 
 inline void test_encode_rows(Tests& tests, const KernelTable& kernels) {
-  const char* names[] = {"rows as FP8", "rows as BF16 of FP8", "rows as BF16"};
-  std::vector<std::vector<uint16_t>> keys;
-  for (RowKind kind : {RowKind::kFP8, RowKind::kBF16, RowKind::kBF16Exact}) {
+  const char* names[] = {"rows as FP8", "rows as BF16 of FP8", "rows as BF16", "rows as FP4"};
+  std::vector<std::vector<float>> seen;
+  for (RowKind kind : {RowKind::kFP8, RowKind::kBF16, RowKind::kBF16Exact, RowKind::kFP4}) {
     Test test(names[static_cast<int>(kind)], true);
     for (const auto& [width, plain] : {std::pair{512, 448}, {128, 64}, {64, 48}, {16, 0}, {160, 144}}) {
       Random random(static_cast<uint64_t>(width));
-      for (int variant = 0; variant < 7; ++variant)
+      for (int variant = 0; variant < 8; ++variant)
         check_encoded(test, kernels, kind, row_of(width, variant, random), plain);
       for (const auto& [first, last] : {std::pair{0, 64}, {1, 64}, {0, 1}, {17, 18}, {30, 63}, {5, 5}}) {
         const TestTile tile(kernels, kind, width, plain, first, last, static_cast<uint64_t>(width + first));
-        tile.check(test);
-        test.hash(tile.keys.data(), static_cast<int64_t>(tile.keys.size()));
-        if (kind == RowKind::kFP8) keys.push_back(tile.keys);
+        const std::vector<float> found = tile.check(test, kernels);
+        if (kind == RowKind::kFP8) seen.push_back(found);
         if (kind != RowKind::kBF16) continue;
-        test.expect(tile.keys == keys.front(), "width %d: BF16 and FP8 rows differ in bits", width);
-        keys.erase(keys.begin());
+        test.expect(found == seen.front(), "width %d: BF16 and FP8 rows differ in bits", width);
+        seen.erase(seen.begin());
       }
     }
     tests.push_back(test);
@@ -174,13 +197,13 @@ class TileQueries {
     for (int32_t r = begin; r < end; ++r) pointers.push_back(q_.data() + r * dim_);
     std::vector<uint16_t> packed(count * dim_);
     kernels_.pack_tile_queries(pointers.data(), count, dim_, scale_, packed.data());
-    std::vector<float> acc(count * (dim_ + 2)), scratch(tile_attend_scratch(count, dim_));
+    std::vector<float> acc(count * (dim_ + 2));
     for (int32_t r = 0; r < count; ++r) acc[r * (dim_ + 2) + 1] = 0.0f;
     for (int i = 0; i < 2; ++i) {
       std::vector<int32_t> first, last;
       for (int32_t r = begin; r < end; ++r) first.push_back(seen(r, i).first), last.push_back(seen(r, i).second);
-      kernels_.attend_tile({packed.data(), count, dim_, first.data(), last.data(), tiles_[i].keys.data(),
-                            tiles_[i].values.data(), acc.data(), scratch.data()});
+      tiles_[i].attend(kernels_, packed.data(), count, first.data(), last.data(), i == 0 ? &tiles_[1].tile : nullptr,
+                       acc.data());
     }
     return acc;
   }
@@ -246,19 +269,19 @@ inline void test_tile_queries(Test& test, const KernelTable& kernels, TileQuerie
     }
   }
   // Rows of a tile that a query does not see may hold any finite number.
+  std::vector<float> numbers(dim);
+  for (int32_t i = 0; i < dim; ++i) numbers[i] = (i % 2 == 0 ? 1.0f : -1.0f) * (1e30f + static_cast<float>(i) * 1e28f);
+  const StoredRow wild(kernels, queries.tile(0).kind, numbers, queries.tile(0).plain);
   for (int32_t r = 0; r < num_rows; r += 3) {
     for (int i = 0; i < 2; ++i) {
       TestTile& tile = queries.tile(i);
-      const std::vector<uint16_t> keys = tile.keys, values = tile.values;
-      for (int row = 0; row < kTileKeys; ++row) {
+      const AttendTile before = tile.tile;
+      for (int row = tile.first; row < tile.last; ++row) {
         if (row >= queries.seen(r, i).first && row < queries.seen(r, i).second) continue;
-        for (int32_t c = 0; c < dim; ++c) {
-          tile.keys[(c / 2 * kTileKeys + row) * 2 + c % 2] = static_cast<uint16_t>(0x4f00 + c);
-          tile.values[(row / 2 * dim + c) * 2 + row % 2] = static_cast<uint16_t>(0x7f7f ^ (c & 1) << 15);
-        }
+        tile.tile.data[row] = wild.data.data(), tile.tile.scales[row] = wild.scales.data();
       }
       test.expect(same(&alone[r * ld], queries.run(r, r + 1).data()), "dim %d: query %d sees hidden rows", dim, r);
-      tile.keys = keys, tile.values = values;
+      tile.tile = before;
     }
   }
 }
@@ -266,7 +289,7 @@ inline void test_tile_queries(Test& test, const KernelTable& kernels, TileQuerie
 inline void test_attend_tiles(Tests& tests, const KernelTable& kernels) {
   Test test("attention over tiles of rows", false);
   for (const auto& [dim, plain] : {std::pair{512, 448}, {16, 0}, {48, 32}, {128, 64}}) {
-    for (RowKind kind : {RowKind::kFP8, RowKind::kBF16Exact}) {
+    for (RowKind kind : {RowKind::kFP8, RowKind::kBF16Exact, RowKind::kFP4}) {
       TileQueries queries(kernels, kind, dim, plain, dim == 512 ? 64 : 21, 1.0f, static_cast<uint64_t>(dim));
       test_tile_queries(test, kernels, queries);
     }

@@ -1,6 +1,7 @@
-// Row-wise kernels: packing of product inputs, norms, SiLU, rotary angles; and the reads of the probe.
+// Row-wise kernels: packing of product inputs, norms, SiLU, rotary angles; and the probe's reads and writes.
 #pragma once
 
+#include <algorithm>
 #include <limits>
 
 #include "product_tests.h"
@@ -191,6 +192,16 @@ inline void test_probe(Tests& tests, const KernelTable& kernels) {
     test.expect(kernels.probe.read(words, kWords * 8, 1, prefetch_bytes) == sum, "sum of one pass");
     test.expect(kernels.probe.read(words, kWords * 8, 3, prefetch_bytes) == 3 * sum, "sum of three passes");
   }
+  // And write every byte that it counts, none behind them.
+  std::vector<uint64_t> other(kWords + 16);
+  uint64_t* target = other.data();
+  while (reinterpret_cast<uintptr_t>(target) % 64 != 0) ++target;
+  kernels.probe.copy(target, words, kWords * 8);
+  test.expect(std::memcmp(target, words, kWords * 8) == 0 && target[kWords] == 0, "copy");
+  kernels.probe.write(target, (kWords - 128) * 8);
+  test.expect(std::all_of(target, target + kWords - 128, [](uint64_t word) { return word == 0x0101010101010101; }) &&
+                  std::memcmp(target + kWords - 128, words + kWords - 128, 128 * 8) == 0 && target[kWords] == 0,
+              "write");
   for (int i = 0; i < kernels.probe.num_computes; ++i) {
     if (can_run(kernels.probe.computes[i])) kernels.probe.computes[i].run(10);
   }

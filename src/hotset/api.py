@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hotset.audit.recorder import RunRecorder
 from hotset.chat.tokenizer import open_tokenizer
 from hotset.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from hotset.checkpoint.manifest import Account, account, formats_of
@@ -13,27 +14,37 @@ from hotset.checkpoint.resolve import resolve_model
 from hotset.engine.engine import Engine
 from hotset.engine.native import NativeExecutor
 from hotset.engine.native_sampler import NativeSampler
+from hotset.errors import MachineError
 from hotset.kv.identity import identify
+from hotset.log import warn
+from hotset.machine.measured import read_measured
 from hotset.machine.memory import read_memory
 from hotset.machine.native import isa_in_use
-from hotset.machine.topology import default_threads, pick_cpus, read_topology
+from hotset.machine.numa_calls import try_numa_calls
+from hotset.machine.profile import Profile
+from hotset.machine.room import LoadRoom
+from hotset.machine.teams import NumaMode, Seats, choose_policy, has_many_nodes, pick_teams
+from hotset.machine.topology import Topology, read_topology
+from hotset.machine.verify import find_problems
 from hotset.models.registry import describe
 from hotset.models.spec import ModelSpec, with_cache_format
-from hotset.plan.budget import Plan, Wish, make_plan, require_fit
+from hotset.plan.budget import DEFAULT_CONTEXT, LARGEST_CHUNK, Plan, Wish, make_plan, require_fit
+from hotset.plan.nodes import require_nodes_fit, short_nodes, split_plan
+from hotset.plan.placement import nodes_to_run, place
+from hotset.program.pending import require_runnable
 
 
 @dataclass(frozen=True)
 class Described:
-    """A checkpoint that was opened, declared and accounted for; no weight was read."""
+    """A checkpoint that was opened, declared and accounted for; no weight was read.
+
+    ``formats`` is the program's format of every weight by key, see :func:`hotset.checkpoint.manifest.formats_of`.
+    """
 
     checkpoint: Checkpoint
     spec: ModelSpec
     account: Account
-
-    @property
-    def formats(self) -> dict[str, str]:
-        """The program's format of every weight by key, see :func:`hotset.checkpoint.manifest.formats_of`."""
-        return formats_of(self.spec.tensors, self.account)
+    formats: dict[str, str]
 
 
 def describe_model(model: str | Path, cache_format: str | None = None) -> Described:
@@ -47,13 +58,51 @@ def describe_model(model: str | Path, cache_format: str | None = None) -> Descri
     """
     checkpoint = open_checkpoint(resolve_model(str(model)))
     spec = describe(checkpoint)
-    described = Described(checkpoint, spec, account(checkpoint, spec.tensors))
-    return replace(described, spec=with_cache_format(spec, described.formats, cache_format))
+    found = account(checkpoint, spec.tensors)
+    formats = formats_of(spec.tensors, found)
+    return Described(checkpoint, with_cache_format(spec, formats, cache_format), found, formats)
 
 
-def _cpus(threads: int | None) -> tuple[int, ...]:
-    topology = read_topology()
-    return pick_cpus(topology, default_threads(topology)[0] if threads is None else threads)
+def find_seats(topology: Topology, wish: Wish, numa: NumaMode = "bind") -> Seats:
+    """Threads and nodes for ``wish`` on this machine, and how memory gets there.
+
+    Raises:
+        RequestError: threads or nodes that this process cannot have.
+        MachineError: "strict", and memory cannot be bound here.
+    """
+    saturating = _saturating() if has_many_nodes(topology) else {}
+    teams = pick_teams(topology, wish.threads, wish.nodes, saturating)
+    calls = try_numa_calls(teams[0].node_id) if has_many_nodes(topology) else None
+    return Seats(teams, *choose_policy(topology, calls, numa))
+
+
+def choose_nodes(
+    topology: Topology, profile: Profile | None, spec: ModelSpec, formats: Mapping[str, str], wish: Wish
+) -> Wish:
+    """``wish`` with the nodes of the fastest layout, where the paths between nodes were measured and all are alike.
+
+    What the user fixed stays; without a profile nodes are chosen by their threads alone (:func:`pick_teams`).
+    """
+    sizes = {len(topology.node_cpus(node_id)) for node_id in topology.cpu_nodes}
+    if profile is None or wish.nodes or wish.threads or len(topology.cpu_nodes) < 2 or len(sizes) > 1:
+        return wish
+    context = min(spec.max_context, DEFAULT_CONTEXT) if wish.context is None else wish.context
+    placement = place(spec, formats, profile.without_gpus(), wish, context, wish.prefill_chunk or LARGEST_CHUNK)
+    nodes = nodes_to_run(placement, profile)
+    usable = set(topology.cpu_nodes) & set(topology.allowed_nodes)
+    return replace(wish, nodes=nodes) if nodes and usable.issuperset(nodes) else wish
+
+
+def _saturating() -> dict[int, int]:
+    """By node the threads that reach its bandwidth, as `hotset probe` measured."""
+    profile = read_measured()
+    found = {}
+    if profile is not None:
+        for consumer in profile.consumers:
+            path, node_id = profile.path(consumer.name, consumer.near), profile.memory(consumer.near).node
+            if consumer.kind == "cpu" and path.threads is not None and node_id is not None:
+                found[node_id] = path.threads
+    return found
 
 
 def plan_model(described: Described, wish: Wish) -> Plan:
@@ -63,9 +112,19 @@ def plan_model(described: Described, wish: Wish) -> Plan:
 
 def plan_spec(spec: ModelSpec, formats: Mapping[str, str], wish: Wish) -> Plan:
     """Plan a run of a model that may have no files, its weights in ``formats`` by key, on this machine."""
-    threads = len(_cpus(wish.threads))
+    topology = read_topology()
+    wish = choose_nodes(topology, read_measured(), spec, formats, wish)
+    return _plan_on(topology, find_seats(topology, wish), spec, formats, wish)
+
+
+def _plan_on(topology: Topology, seats: Seats, spec: ModelSpec, formats: Mapping[str, str], wish: Wish) -> Plan:
     memory = read_memory()
-    return make_plan(spec, formats, wish, threads, memory.available_bytes, memory.source)
+    plan = make_plan(spec, formats, wish, len(seats.cpus), memory.available_bytes, memory.source)
+    available = {node_id: topology.node(node_id).available_bytes for node_id in seats.node_ids}
+    if not has_many_nodes(topology):
+        # One node is the machine: what limits it is in the plan already, with cgroups and all.
+        available = dict.fromkeys(seats.node_ids, plan.available_bytes)
+    return replace(plan, nodes=split_plan(plan, spec, formats, seats.node_ids, available, topology.page_bytes))
 
 
 def load(
@@ -78,6 +137,8 @@ def load(
     prefix_tokens: int = 0,
     snapshots: int | None = None,
     cache_format: str | None = None,
+    nodes: tuple[int, ...] | None = None,
+    numa: NumaMode = "bind",
     on_plan: Callable[[Plan], None] | None = None,
     progress: Callable[[str, int], None] | None = None,
 ) -> Engine:
@@ -94,27 +155,44 @@ def load(
             more for every sequence.
         cache_format: of the cache rows, one of the family's; default what suits the weights (Llama: BF16, or F16 where
             all weights are F32 or F16; DeepSeek-V4: FP8).
+        nodes: NUMA nodes that hold the model and compute it, an equal share each; default those with CPUs and memory
+            for this process that give most threads.
+        numa: what happens when memory cannot lie on its node: "bind" (an error, or first touch where a container
+            forbids binding), "strict" (always an error), "prefer" (a warning); see docs/concepts/placement.md.
         on_plan: called with the plan after it was found to fit and before the first large allocation.
         progress: called with each tensor's name and bytes as it is loaded.
 
     Raises:
-        RequestError: no such model, or a setting that it cannot have.
-        MachineError: the plan does not fit this machine; the message names the largest term, the hint what fits.
+        RequestError: no such model, a setting that it cannot have, or a family that is only planned so far.
+        MachineError: the plan does not fit this machine or one of its nodes (the message names the largest term, the
+            hint what fits), or pages lie elsewhere than planned.
         CheckpointError: damaged or unsupported files.
     """
     described = describe_model(model, cache_format)
     with described.checkpoint as checkpoint:
         spec = described.spec
-        cpus = _cpus(threads)
-        wish = Wish(context, max_sequences, prefill_chunk, len(cpus), prefix_tokens, snapshots)
-        plan = plan_model(described, wish)
+        require_runnable(spec.program, described.formats, spec.name)
+        wish = Wish(context, max_sequences, prefill_chunk, threads, prefix_tokens, snapshots, nodes)
+        topology = read_topology()
+        wish = choose_nodes(topology, read_measured(), spec, described.formats, wish)
+        seats = find_seats(topology, wish, numa)
+        plan = _plan_on(topology, seats, spec, described.formats, wish)
         require_fit(plan)
+        _require_room(plan, seats, numa)
         if on_plan is not None:
             on_plan(plan)
         tokenizer = open_tokenizer(checkpoint)
-        executor = NativeExecutor(spec, described.formats, plan, cpus, isa_in_use())
-        executor.load(checkpoint, described.account, progress)
+        executor = NativeExecutor(spec, described.formats, plan, seats, isa_in_use())
+        executor.load(checkpoint, described.account, progress, _load_room(plan, described, seats))
+        if has_many_nodes(topology):
+            _verify(executor, numa)
         identity = identify(spec, checkpoint, described.account, executor.isa)
+        asked = {
+            "context": context, "max_sequences": max_sequences, "prefill_chunk": prefill_chunk, "threads": threads,
+            "prefix_tokens": prefix_tokens, "snapshots": snapshots, "cache_format": cache_format, "nodes": nodes,
+            "numa": numa,
+        }  # fmt: skip
+        recorder = RunRecorder(executor, checkpoint, spec, described.formats, plan, topology, asked)
     return Engine(
         executor,
         tokenizer,
@@ -126,4 +204,34 @@ def load(
         plan=plan,
         num_snapshots=plan.num_snapshots,
         identity=identity,
+        recorder=recorder,
     )
+
+
+def _require_room(plan: Plan, seats: Seats, numa: NumaMode) -> None:
+    for line in seats.notes:
+        warn(line)
+    if numa == "prefer":
+        for line in short_nodes(plan.nodes):
+            warn(f"{line}; the rest goes to other nodes (--numa prefer)")
+    else:
+        require_nodes_fit(plan.nodes)
+
+
+def _load_room(plan: Plan, described: Described, seats: Seats) -> LoadRoom:
+    """Bytes that each node will hold when loaded, without what is only reserved."""
+    kept = [term.name for term in plan.terms if term.kind not in ("reserve", "load")]
+    planned = {node.node_id: sum(node.terms.get(name, 0) for name in kept) for node in plan.nodes}
+    file_bytes = sum(info.nbytes for info in described.account.loaded.values())
+    return LoadRoom(planned, file_bytes, is_bound=seats.policy == "BIND")
+
+
+def _verify(executor: NativeExecutor, numa: NumaMode) -> None:
+    """Hold the pages of all regions against the plan. Raises MachineError, or warns where the user lets pages stray."""
+    problems = find_problems(executor.regions(), executor.seats.policy)
+    if problems and numa != "prefer":
+        executor.close()
+        more = f"; and {len(problems) - 1} more regions" if len(problems) > 1 else ""
+        raise MachineError(f"{problems[0]}{more}", "--numa prefer goes on all the same")
+    for line in problems:
+        warn(line)

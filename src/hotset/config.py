@@ -2,7 +2,7 @@
 
 | variable | meaning |
 |---|---|
-| ``HOTSET_HOME`` | folder for what hotset keeps, by default ``~/.cache/hotset``; fetched models lie in its ``models`` |
+| ``HOTSET_HOME`` | folder of what hotset keeps (``models``, ``profile.json``, ``runs``), default ``~/.cache/hotset`` |
 | ``HOTSET_ISA`` | use the kernels of this instruction set, lower than the best that the processor has |
 | ``HF_ENDPOINT`` | address of the Hugging Face hub, by default ``https://huggingface.co`` |
 | ``HF_TOKEN`` | access token for private and gated models |
@@ -38,6 +38,16 @@ class Settings:
     def models_dir(self) -> Path:
         """The folder of fetched models."""
         return self.home / "models"
+
+    @property
+    def profile_path(self) -> Path:
+        """The measured profile of this machine."""
+        return self.home / "profile.json"
+
+    @property
+    def runs_dir(self) -> Path:
+        """The folder of links to the records of running processes."""
+        return self.home / "runs"
 
 
 def load_settings(environment: Mapping[str, str] = os.environ) -> Settings:

@@ -19,6 +19,7 @@ from hotset.engine.batch import StepBatch
 from hotset.engine.engine import Engine
 from hotset.engine.reference_sampler import ReferenceSampler
 from hotset.engine.sampling import Sampling
+from hotset.machine.verify import RegionPages
 
 EOS = 256
 VOCAB = 257
@@ -61,6 +62,9 @@ class FakeExecutor:
             if length in self.poison:
                 logits[row, 3] = np.nan
         return logits
+
+    def regions(self) -> tuple[RegionPages, ...]:
+        return ()
 
     def _check(self, batch: StepBatch) -> None:
         assert not self.is_closed

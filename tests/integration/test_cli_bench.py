@@ -17,7 +17,7 @@ from hotset.bench import rows as measuring
 from hotset.bench.costs import ModelCosts
 from hotset.bench.rows import DECODE_STEPS, Bench, Row, Sample, context_needed
 from hotset.cli.main import cli
-from hotset.machine.probe import Samples
+from hotset.machine.samples import Samples
 
 REPEATS = 3
 
@@ -136,13 +136,15 @@ def test_context_leaves_room_for_all_samples() -> None:
 def test_costs_add_weights_once_and_caches_each(monkeypatch: pytest.MonkeyPatch) -> None:
     from hotset.program.cost import Cost
 
-    def step_cost(program: Any, formats: Any, num_tokens: int, num_outputs: int, context: int) -> dict[str, Cost]:
-        linear = Cost(weight_bytes=1000 + num_outputs, num_ops=10 * num_tokens)
+    def step_cost(
+        program: Any, formats: Any, num_tokens: int, num_outputs: int, context: int, num_sequences: int = 1
+    ) -> dict[str, Cost]:
+        linear = Cost(weight_bytes=999 + num_sequences + num_outputs, num_ops=10 * num_tokens)
         return {"linear": linear, "attention": Cost(cache_bytes=context)}
 
     monkeypatch.setattr("hotset.bench.costs.step_cost", step_cost)
     costs = ModelCosts(SimpleNamespace(program=None), {})  # type: ignore[arg-type]
-    assert costs.decode_bytes([10, 20]) == 1001 + 30
+    assert costs.decode_bytes([10, 20]) == 1002 + 30  # weights of two tokens, once
     assert costs.prefill(20, 8) == (1000 + (1000 + 8) + (1001 + 16), 200)
 
 
@@ -160,6 +162,8 @@ def test_compute_kind_follows_most_of_the_bytes() -> None:
     assert kind("Q8_0", "F32", "int8", "int8_matrix", "f32") == "int8_matrix"
     assert kind("BF16", "Q8_0", "int8", "bf16", "f32") == "bf16"
     assert kind("BF16", "Q8_0", "int8", "f32") == "f32"
+    assert kind("FP8", "Q8_0", "int8", "bf16", "f32") == "bf16"
+    assert kind("MXFP4", "Q8_0", "int8", "bf16", "f32") == "int8"
 
 
 # The verb

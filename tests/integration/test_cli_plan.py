@@ -9,10 +9,31 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from hotset.checkpoint.manifest import declared_formats
 from hotset.cli.main import cli
+from hotset.machine.measured import profile_path, write_profile
 from hotset.machine.memory import MemoryState, MemoryTerm
+from hotset.machine.presets import read_preset
+from hotset.machine.profile import Consumer, Memory, Profile
+from hotset.machine.profile import Path as MemoryPath
+from hotset.machine.topology import read_topology
+from hotset.plan.budget import Wish, make_plan
+from hotset.plan.cards import cut_layers, describe_config, read_card
+from hotset.plan.devices import declared_bytes, plan_devices
 
 MODEL = str(Path(__file__).parent.parent / "golden/llama/tied_f16")
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No measured profile but those of a test."""
+    monkeypatch.setenv("HOTSET_HOME", str(tmp_path / "home"))
+
+
+def measured(num_threads: int) -> Profile:
+    cpu = Consumer("cpu0", "cpu", "node0", num_threads, {"f32": 1e12, "bf16": 2e12, "int8": 4e12}, 1e-6)
+    path = MemoryPath("cpu0", "node0", 50e9)
+    return Profile("this", "a test", "a test", (Memory("node0", "ddr", 1 << 34, 1.0),), (cpu,), (path,), measured="now")
 
 
 def run(*arguments: str) -> Result:
@@ -49,6 +70,61 @@ def test_more_threads_than_cpus_are_refused() -> None:
     assert result.stderr.startswith("error: 4096 threads asked for, this process may use ")
 
 
+def test_speed_is_expected_once_the_machine_was_measured() -> None:
+    """A ceiling that was printed for any machine (or none) said nothing; without a profile one line says what to do."""
+    before = run("--context", "32", "--threads", "1")
+    assert before.stdout.splitlines()[-1] == "expected speed: `hotset probe` measures what it takes"
+    assert json.loads(run("--context", "32", "--threads", "1", "--json").stdout)["expected"] is None
+    write_profile(measured(1), profile_path())
+    lines = run("--context", "32", "--threads", "1").stdout.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("expected on this (a test; profile "))
+    assert lines[start].endswith(", measured now), all in node0:")
+    assert [line.split(":")[0] for line in lines[start + 1 : start + 3]] == ["  decode at 1", "  decode at 32"]
+    assert any(line.startswith("  4 drafts") for line in lines)
+    expected = json.loads(run("--context", "32", "--threads", "1", "--json").stdout)["expected"]
+    step = expected["decode"]["32"]
+    assert step["tokens_per_s"] == pytest.approx(1 / step["seconds"])
+    assert sum(part["seconds"] for part in step["classes"]) == pytest.approx(step["seconds"])
+    plan = json.loads(run("--context", "32", "--threads", "1", "--json").stdout)
+    assert sum(step["path_bytes"].values()) == plan["decode_bytes"]["32"]
+
+
+def test_a_profile_of_other_threads_says_nothing_about_these() -> None:
+    write_profile(measured(2), profile_path())
+    last = run("--threads", "1").stdout.splitlines()[-1]
+    assert last.endswith("the profile is of 2 threads, the plan of 1: `hotset probe --threads 1`")
+
+
+def test_this_machine_by_name(tmp_path: Path) -> None:
+    missing = run("--machine", "this")
+    assert missing.exit_code == 3 and missing.stderr.endswith("hint: hotset probe\n")
+    write_profile(measured(1), tmp_path / "mine.json")
+    found = run("--machine", str(tmp_path / "mine.json"), "--context", "32")
+    assert found.exit_code == 0 and "expected on this (a test" in found.stdout
+    write_profile(measured(1), profile_path())
+    assert run("--machine", "this", "--context", "32").stdout == found.stdout
+    profile_path().write_text("{}")
+    damaged = run("--machine", "this")
+    assert damaged.exit_code == 3 and "profile of version None, expected 1" in damaged.stderr
+
+
+@pytest.mark.parametrize("machine", ["dual-gh200", "gh200", "dgx-spark", "strix-halo", "epyc-9004-2s", "xeon-6430-2s"])
+def test_every_preset_has_an_expectation(machine: str) -> None:
+    result = other(MODEL, "--machine", machine, "--context", "32")
+    assert result.exit_code == 0, result.output
+    assert f"expected on {machine} (" in result.stdout and "published figures" in result.stdout
+
+
+def test_a_slice_without_compressed_layers_names_no_format() -> None:
+    """The line said "0 B of  , for 1 x 8,192 tokens"."""
+    spec = describe_config("slice", cut_layers(read_card("deepseek-v4-flash").config, 1))
+    formats = declared_formats(spec.tensors)
+    plan = make_plan(spec, formats, Wish(context=4096), 1, 1 << 40, "a test")
+    assert next(term for term in plan.terms if term.name == "cache").detail == "no layer keeps rows of all tokens"
+    devices = plan_devices(spec, formats, declared_bytes(spec.tensors), read_preset("dual-gh200"), Wish(context=4096))
+    assert {line.rows for line in devices.caches} == {"no layer keeps rows of all tokens"}
+
+
 def test_no_such_model() -> None:
     result = CliRunner().invoke(cli, ["plan", "no-such-model"])
     assert result.exit_code == 2
@@ -70,10 +146,61 @@ def test_a_model_that_is_not_here_on_a_machine_that_is_not_this_one() -> None:
 
 
 def test_a_machine_that_is_too_small_is_planned_and_refused() -> None:
+    result = other("deepseek-v4-pro", "--machine", "dgx-spark", "--context", "1048576")
+    assert (
+        result.exit_code == 3 and "does NOT fit in 1" in result.stdout and "cannot be, unified would" in result.stdout
+    )
+    assert result.stderr.startswith(
+        "error: no layout fits dgx-spark; the nearest, all in unified: unified would hold 80"
+    )
+    assert "hint: a machine with more memory, or a smaller model" in result.stderr
+
+
+def test_experts_that_gpus_have_no_room_for_lie_beside_them() -> None:
+    """The devices alone are too small, the machine is not: a refusal here would be a planner that knows no LPDDR."""
     result = other("deepseek-v4-pro", "--machine", "dual-gh200", "--context", "1048576")
-    assert result.exit_code == 3 and "does NOT fit in 92.16 GiB" in result.stdout
-    assert result.stderr.startswith("error: each device of dual-gh200 needs 40")
-    assert "\n\nhint: " in result.stderr
+    assert result.exit_code == 0 and "does NOT fit in 92.16 GiB" in result.stdout
+    assert (
+        "GPUs, experts beside them: " in result.stdout
+        and "each GPU reads them from the memory of its own" in result.stdout
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "exit_code", "words"),
+    [
+        (("--nodes", "1"), 0, "fixed by you: nodes 1 only (--nodes)"),
+        (("--max-hbm", "40GiB"), 0, "fixed by you: at most 40.00 GiB of the memory of each GPU (--max-hbm)"),
+        (("--pin", "experts=node1", "--pin", "dense=hbm1"), 0, "fixed by you: dense in hbm1 (--pin)"),
+        (("--pin", "experts=hbm0"), 3, "no layout fits dual-gh200 with experts in hbm0 (--pin); the nearest, "),
+        (("--nodes", "5"), 2, "dual-gh200 has no node 5 with CPUs"),
+        (("--pin", "experts=moon"), 2, "pin is 'experts=moon', expected one of dense, experts, sparse"),
+        (("--max-hbm", "lots"), 2, "'lots' is not a size such as 80GiB"),
+        (("--nodes", "one"), 2, "'one' is not a list of nodes such as 0,1"),
+        (("--threads", "2"), 2, "is for this machine, not for another"),
+    ],
+)
+def test_what_the_user_fixed_holds_or_is_refused(options: tuple[str, ...], exit_code: int, words: str) -> None:
+    """None is ignored."""
+    result = other("deepseek-v4-flash", "--machine", "dual-gh200", *options)
+    assert (result.exit_code, words in result.output) == (exit_code, True), result.output
+
+
+def test_what_only_another_machine_can_have_is_refused_here() -> None:
+    """The engine of this machine splits rows over nodes; an option that it would not honour is an error."""
+    for options in (("--pin", "experts=node1"), ("--max-hbm", "1GiB")):
+        result = run(*options)
+        assert result.exit_code == 2 and "is for another machine, see --machine" in result.stderr
+
+
+def test_nodes_of_this_machine() -> None:
+    """A node that is there, and one that is not."""
+    node = read_topology().cpu_nodes[0]
+    found = json.loads(run("--nodes", str(node), "--json").stdout)
+    assert [entry["node_id"] for entry in found["nodes"]] == [node]
+    assert sum(sum(entry["terms"].values()) for entry in found["nodes"]) == found["total_bytes"]
+    missing = run("--nodes", "1023")
+    assert missing.exit_code == 2 and "this machine has no NUMA node 1023" in missing.stderr
 
 
 def test_a_model_that_is_not_here_on_this_machine(little_memory: None) -> None:
@@ -106,6 +233,6 @@ def test_forms_are_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_options_that_mean_nothing_together() -> None:
     unknown = other("deepseek-v4-flash", "--machine", "toaster")
-    assert unknown.exit_code == 2 and "\n\nhint: one of dual-gh200" in unknown.stderr
+    assert unknown.exit_code == 2 and "\n\nhint: one of this, dgx-spark, dual-gh200" in unknown.stderr
     threads = other("deepseek-v4-flash", "--machine", "dual-gh200", "--threads", "1")
     assert threads.exit_code == 2 and "--threads" in threads.stderr

@@ -20,9 +20,14 @@ from hotset.cli.chat import HELP, Chat
 from hotset.cli.main import cli
 from hotset.engine.engine import Engine
 from hotset.errors import MachineError
+from hotset.machine.advice import Advice
 
 TEMPERATURE = ("--temperature", "1", "--seed", "5")
 SAMPLING = hotset.Sampling(temperature=1.0, seed=5)
+
+
+PLACED = {"nodes": None, "numa": "bind"}
+"""Where a run lies when nothing is asked."""
 
 
 class Loads:
@@ -56,7 +61,7 @@ class Loads:
 def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
     fake = Loads()
     monkeypatch.setattr(hotset, "load", fake)
-    monkeypatch.setattr("hotset.machine.thp.advice", lambda pages: None)
+    monkeypatch.setattr("hotset.machine.advice.huge_page_advice", lambda pages: None)
     return fake
 
 
@@ -74,7 +79,7 @@ def test_one_prompt_streams_the_answer_alone_to_stdout(loads: Loads) -> None:
     assert result.stdout == expected("[user]Hello") + "\n"
     assert result.stderr == ""
     assert loads.calls == [
-        ("m", {"threads": None, "context": None, "max_sequences": 1, "cache_format": None, "snapshots": None})
+        ("m", {"threads": None, "context": None, "max_sequences": 1, "cache_format": None, "snapshots": None} | PLACED)
     ]
     assert loads.executor.is_closed
 
@@ -84,7 +89,7 @@ def test_system_message_and_options_reach_the_engine(loads: Loads) -> None:
     assert result.exit_code == 0
     assert loads.prompts == [b"[system]Be brief.[user]Hello"]
     assert loads.calls == [
-        ("m", {"threads": 2, "context": 99, "max_sequences": 1, "cache_format": None, "snapshots": None})
+        ("m", {"threads": 2, "context": 99, "max_sequences": 1, "cache_format": None, "snapshots": None} | PLACED)
     ]
 
 
@@ -194,7 +199,8 @@ def test_ctrl_c_ends_the_answer_and_the_program(loads: Loads, monkeypatch: pytes
 
 
 def test_huge_pages_that_are_off_are_noted(loads: Loads, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotset.machine.thp.advice", lambda pages: "huge pages are off")
+    off = Advice("huge_pages", "huge pages are off", None)
+    monkeypatch.setattr("hotset.machine.advice.huge_page_advice", lambda pages: off)
     result = run("m", "Hello", "--max-tokens", "1")
     assert (result.exit_code, result.stderr) == (0, "note: huge pages are off\n")
 

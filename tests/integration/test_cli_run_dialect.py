@@ -68,7 +68,7 @@ def load(monkeypatch: pytest.MonkeyPatch, *answers: str) -> Codec:
         return make_engine(256, codec=codec)[0]
 
     monkeypatch.setattr(hotset, "load", make)
-    monkeypatch.setattr("hotset.machine.thp.advice", lambda pages: None)
+    monkeypatch.setattr("hotset.machine.advice.huge_page_advice", lambda pages: None)
     return codec
 
 

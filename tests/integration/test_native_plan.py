@@ -35,6 +35,7 @@ from hotset.engine.batch import Segment, StepBatch
 from hotset.engine.native import NativeExecutor
 from hotset.errors import CheckpointError, InternalError, MachineError
 from hotset.machine.native import available_isas
+from hotset.machine.teams import NodeTeam, Seats
 from hotset.plan.budget import Plan, Wish
 
 
@@ -42,14 +43,17 @@ def regions(executor: NativeExecutor) -> dict[str, int]:
     """Allocated bytes by the plan's names of terms."""
     names = {"weights of thread": "weights", "vectors": "weights", "scratch of thread": "thread scratch"}
     out: Counter[str] = Counter()
-    for name, num_bytes in executor.regions():
-        out[next((term for prefix, term in names.items() if name.startswith(prefix)), name)] += num_bytes
+    for region in executor.regions():
+        term = next((term for prefix, term in names.items() if region.name.startswith(prefix)), region.name)
+        out[term] += region.num_bytes
     return dict(out)
 
 
 def allocated(plan: Plan) -> dict[str, int]:
-    """The terms that the executor allocates; the sampler is the engine's."""
-    return {t.name: t.num_bytes for t in plan.terms if t.kind not in ("load", "reserve") and t.name != "sampler"}
+    """The terms that the executor allocates; the sampler and token ids are the engine's."""
+    own = ("sampler", "token ids")
+    kept = (t for t in plan.terms if t.kind not in ("load", "reserve") and t.name not in own)
+    return {t.name: t.num_bytes for t in kept if t.num_bytes}
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -233,7 +237,7 @@ def test_kernels_and_processors_that_are_not_there(tmp_path: Path) -> None:
         with pytest.raises(MachineError, match="no kernel set sve"):
             NativeExecutor(d.spec, d.formats, plan, team(1), "sve")
         with pytest.raises(MachineError, match="CPU 1000 is not in the affinity mask"):
-            NativeExecutor(d.spec, d.formats, plan, (0, 1000), available_isas()[0])
+            NativeExecutor(d.spec, d.formats, plan, Seats((NodeTeam(0, (0, 1000)),)), available_isas()[0])
         with pytest.raises(MachineError, match="cannot start"):
             NativeExecutor(d.spec, d.formats, replace(plan, num_blocks=1 << 45), team(1), available_isas()[0])
 

@@ -46,6 +46,8 @@ MODELS = {
     "mixed": TinyV4(formats="official", hidden=96, experts=5, inter=64, streams=3),
     "float": TinyV4(formats="float", ratios=(4, 128), top_k=1, heads=70, head_dim=80),
 }
+# Each with the default form of cache rows, and every other form with one of them.
+CASES = (*MODELS, "chosen in FP4", "mixed in FP4+FP8", "mixed in BF16+FP8", "chosen in BF16-exact", "mixed in FP8+FP8")
 
 
 class Lab:
@@ -126,7 +128,7 @@ def play(executor: Executor, sequences: list[Work], seed: int) -> Iterator[tuple
             yield (*origin[index], logits[row])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", CASES)
 def test_any_way_of_computing_gives_the_same_bits(name: str, isa: str, lab: Callable[[str], Lab]) -> None:
     """Guards against results that depend on chunk, neighbours, threads, blocks or frontiers, and against races."""
     here = lab(name)
@@ -145,7 +147,7 @@ def test_any_way_of_computing_gives_the_same_bits(name: str, isa: str, lab: Call
     check()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", CASES)
 def test_decoding_gives_the_bits_of_a_prefill(name: str, isa: str, lab: Callable[[str], Lab]) -> None:
     """Token by token over every border, three sequences at different lengths beside each other, as an engine does."""
     here = lab(name)
@@ -156,7 +158,7 @@ def test_decoding_gives_the_bits_of_a_prefill(name: str, isa: str, lab: Callable
             assert same_bits(logits, judge[stream][position]), (threads, stream, position)
 
 
-@pytest.mark.parametrize("name", ["chosen", "mixed"])
+@pytest.mark.parametrize("name", ["chosen", "mixed", "mixed in FP4+FP8"])
 def test_small_steps_again_and_again(name: str, lab: Callable[[str], Lab]) -> None:
     """Steps of one token and of two, where threads run far apart between barriers: races show in some of many runs.
 
@@ -181,13 +183,16 @@ def test_small_steps_again_and_again(name: str, lab: Callable[[str], Lab]) -> No
                     assert same_bits(logits[row], judge[s.frontier][1240 + i]), (threads, i)
 
 
+@pytest.mark.parametrize(("fp8", "bf16"), [("FP8", "BF16"), ("FP8+FP8", "BF16+FP8")])
 @pytest.mark.parametrize("name", ["all rows", "mixed"])
-def test_rows_in_fp8_and_in_bf16_are_the_same_numbers(name: str, isa: str, lab: Callable[[str], Lab]) -> None:
+def test_rows_in_fp8_and_in_bf16_are_the_same_numbers(
+    name: str, fp8: str, bf16: str, isa: str, lab: Callable[[str], Lab]
+) -> None:
     """BF16 rows hold the values of FP8 rows: every logit has the same bits. Guards against a scale or a sign lost."""
-    assert same_bits(lab(name).judge(isa)[0], lab(f"{name} in BF16").judge(isa)[0])
+    assert same_bits(lab(f"{name} in {fp8}").judge(isa)[0], lab(f"{name} in {bf16}").judge(isa)[0])
 
 
-@pytest.mark.parametrize("name", ["mixed", "chosen"])
+@pytest.mark.parametrize("name", ["mixed", "chosen", "mixed in FP4+FP8"])
 def test_a_frontier_copied_away_and_back_continues_with_the_same_bits(name: str, lab: Callable[[str], Lab]) -> None:
     """What the next token needs besides blocks is in the frontier, all of it: copied to another slot after other
     sequences overwrote the first, and onto an executor with another number of threads."""

@@ -8,6 +8,7 @@ prompts closely and over long ones by the root mean square, in units of what the
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 
 from hotset.api import Described
 from hotset.machine.native import available_isas
+from hotset.models.deepseek_v4 import FORMS
 
 CUTS = (1, 2, 5, 9, 40, 73, 127, 130, 255, 259)
 EXACT = 1e-5  # of logits with deviation about 1: the order of float sums, measured at most 1e-6
@@ -37,8 +39,13 @@ def errors_of(d: Described, tokens: np.ndarray, isa: str, threads: int = 2, cont
     return np.abs(run_chunks(v4_native(d, threads, isa, context=context), tokens, cuts) - want).max(1)
 
 
-@pytest.mark.parametrize("cache_format", ["FP8", "BF16"])
-@pytest.mark.parametrize("formats", ["official", "fp8", "float"])
+FORM_NAMES = tuple(name for name, _, _ in FORMS)
+
+
+@pytest.mark.parametrize(
+    ("formats", "cache_format"),
+    [*product(("fp8", "float"), ("FP8", "BF16")), *product(("official",), FORM_NAMES)],
+)
 @pytest.mark.parametrize("ratio", [0, 4, 128])
 def test_every_kind_of_layer(ratio: int, formats: str, cache_format: str, isa: str, tmp_path: Path) -> None:
     """Window, chosen rows, all rows; experts by token and by score. 300 tokens, 96 of 100 of them exactly."""
@@ -120,7 +127,7 @@ def test_any_shape(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
         top_k=draw(st.integers(1, experts)), inter=32 * draw(st.integers(1, 5)), hash_layers=draw(st.integers(0, 3)),
         vocab=draw(st.integers(2, 200)), seed=draw(st.integers(0, 99)),
     )  # fmt: skip
-    form = draw(st.sampled_from(("FP8", "BF16")))
+    form = draw(st.sampled_from(FORM_NAMES))
     isa, threads = draw(st.sampled_from(available_isas())), draw(st.integers(1, 3))
     d = v4_described(tmp_path_factory.mktemp("any"), m, form)
     with d.checkpoint:

@@ -34,12 +34,13 @@ def allocated(executor: NativeExecutor) -> dict[str, int]:
     """Allocated bytes by the plan's names of terms."""
     names = {"weights of thread": "weights", "vectors": "weights", "scratch of thread": "thread scratch"}
     out: Counter[str] = Counter()
-    for name, num_bytes in executor.regions():
-        out[next((term for prefix, term in names.items() if name.startswith(prefix)), name)] += num_bytes
+    for region in executor.regions():
+        term = next((term for prefix, term in names.items() if region.name.startswith(prefix)), region.name)
+        out[term] += region.num_bytes
     return dict(out)
 
 
-@pytest.mark.parametrize("cache_format", ["FP8", "BF16"])
+@pytest.mark.parametrize("cache_format", ["FP8", "BF16", "FP4+FP8", "BF16-exact"])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("name", MODELS)
 def test_regions_are_the_terms_of_the_plan(name: str, threads: int, cache_format: str, tmp_path: Path) -> None:

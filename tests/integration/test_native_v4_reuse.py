@@ -69,7 +69,7 @@ def watch(
     return watched
 
 
-@pytest.fixture(scope="module", params=["FP8", "BF16"])
+@pytest.fixture(scope="module", params=["FP8", "BF16", "FP4+FP8"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Described]:
     d = v4_described(tmp_path_factory.mktemp("v4"), TinyV4(formats="official"), request.param)
     with d.checkpoint:

@@ -6,12 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from hotset.checkpoint.formats import FORMATS
 from hotset.models.spec import ModelSpec
-from hotset.program.cost import Cost, step_cost
+from hotset.program.cost import Cost, arithmetic, step_cost
 from hotset.program.lower import weight_bytes
-
-#: Arithmetic rates that bound a product with weights of this format, best first.
-INT8_KINDS = ("int8_matrix", "int8")
-KINDS_BY_FORMAT = {"BF16": ("bf16", "f32"), "F16": ("f32",), "F32": ("f32",)}
 
 
 class ModelCosts:
@@ -24,10 +20,11 @@ class ModelCosts:
     def decode_bytes(self, contexts: Sequence[int]) -> int:
         """Bytes that one step reads with a token for each sequence, ``contexts[i]`` tokens of it being in the cache.
 
-        Weights are read once for all of them, the cache of each once.
+        Weights are read once for all of them, of experts as many as their tokens are expected to choose; the cache of
+        each is read once.
         """
-        costs = [self._step(1, 1, context) for context in contexts]
-        return costs[0].weight_bytes + sum(cost.cache_bytes for cost in costs)
+        weights = self._step(1, 1, 0, len(contexts)).weight_bytes
+        return weights + sum(self._step(1, 1, context).cache_bytes for context in contexts)
 
     def prefill(self, num_tokens: int, chunk: int) -> tuple[int, int]:
         """Bytes read and operations done for a prompt of ``num_tokens`` in chunks, from an empty cache."""
@@ -47,8 +44,8 @@ class ModelCosts:
                 name = self._formats[weight.key]
                 sizes[name] = sizes.get(name, 0) + weight_bytes(weight, FORMATS[name])
         largest = max(sizes, key=lambda name: sizes[name])
-        return next(kind for kind in KINDS_BY_FORMAT.get(largest, INT8_KINDS) if kind in available)
+        return next(kind for kind in arithmetic(largest) if kind in available)
 
-    def _step(self, num_tokens: int, num_outputs: int, context: int) -> Cost:
-        costs = step_cost(self._spec.program, self._formats, num_tokens, num_outputs, context)
+    def _step(self, num_tokens: int, num_outputs: int, context: int, num_sequences: int = 1) -> Cost:
+        costs = step_cost(self._spec.program, self._formats, num_tokens, num_outputs, context, num_sequences)
         return sum(costs.values(), Cost())

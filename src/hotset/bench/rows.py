@@ -21,7 +21,7 @@ from hotset.engine.events import Finished
 from hotset.engine.request import Request
 from hotset.engine.sampling import Sampling
 from hotset.errors import InternalError
-from hotset.machine.probe import Samples
+from hotset.machine.samples import Samples
 
 #: Steps of one decode sample, and steps before the first: the same for every row, so that rows compare.
 DECODE_STEPS = 32
@@ -223,9 +223,11 @@ def fill_context(engine: Engine, prompts: Sequence[Sequence[int]]) -> list[Reque
     """Put prompts into the cache and return their requests, all of them decoding."""
     handles = [engine.submit(prompt, Sampling(ignore_eos=True)) for prompt in prompts]
     for handle in handles:
-        event = next(handle)  # runs steps until this request has brought its first text
-        if isinstance(event, Finished):
-            raise event.error or InternalError(f"a sequence of the benchmark ended at once: {event.finish_reason}")
+        # Not until its first text: random bytes may be no whole character for a long time.
+        while not handle.sequence.output and not handle.is_finished:
+            engine.step()
+        if handle.is_finished:
+            raise InternalError(f"a sequence of the benchmark ended at once: {end(handle).finish_reason}")
     return handles
 
 

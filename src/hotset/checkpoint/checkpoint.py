@@ -97,13 +97,13 @@ def open_checkpoint(path: Path) -> Checkpoint:
     Reads and checks headers, never weights. CheckpointError names the file and what is wrong with it. Pickles
     (pytorch_model.bin) are refused unread.
     """
-    with _collector_paused():
+    with collector_paused():
         return _open(Path(path))
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Keep Python's cycle collector out while a header is read.
+def collector_paused() -> Iterator[None]:
+    """Keep Python's cycle collector out while a header is read, or its tensors are declared.
 
     A header of 100,000 tensors makes a million objects and no cycles; looking for cycles among them again and again
     takes longer than the reading itself.

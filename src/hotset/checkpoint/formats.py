@@ -108,6 +108,12 @@ _TABLE = (
     # A program's name for F8_E4M3 weights with one F8_E8M0 scale per 128x128 of them; the scales, a tensor of their
     # own in files, are not counted here. No file names a tensor so.
     Format("FP8", 1, 1),
+    # The same with F32 scales, which are not powers of two (specs/glm_5_2.md section 3.2).
+    Format("FP8_F32", 1, 1),
+    # Names for "pack-quantized" tensors together: eight weights of 4 bits to an I32, a BF16 scale and, if not
+    # symmetric, a 4-bit zero point per 32 weights of a row (specs/glm_5_2.md section 3.3).
+    Format("INT4", 64, 37),
+    Format("INT4_SYM", 32, 18),
 )
 
 FORMATS: dict[str, Format] = {format.name: format for format in _TABLE}

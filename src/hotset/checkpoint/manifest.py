@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from hotset.checkpoint.checkpoint import Checkpoint
+from hotset.checkpoint.checkpoint import Checkpoint, collector_paused
 from hotset.checkpoint.formats import RUNNABLE
 from hotset.checkpoint.tensor import TensorInfo, shown
 from hotset.errors import CheckpointError, InternalError
 
 _MAX_NAMED = 8
+COMPANIONS = ("scale", "zero", "shape")
+"""Roles of tensors that belong to a weight and are none of their own."""
 
 
-@dataclass(frozen=True)
-class TensorDecl:
-    """One tensor that a model knows.
+class TensorDecl(NamedTuple):
+    """One tensor that a model knows. A named tuple, because a model has 100,000 of them.
 
     ``key`` is the program's name, ``name`` the one in the checkpoint; several keys may share a name (tied weights).
     ``shape`` is row-major, ``formats`` are the accepted format names, both as they are in the file. ``need`` is
@@ -31,8 +32,10 @@ class TensorDecl:
     * "spare": has to be there in this shape and format, and is not loaded for ``reason``.
 
     A weight whose scales are a tensor of their own names that tensor's key as ``scale``, and in ``stored_as`` what
-    both together are to the program: "FP8" (formats F8_E4M3 and F8_E8M0) or "MXFP4" (I8, two weights to a byte, and
-    F8_E8M0). The scales' own declaration has the role "scale".
+    both together are to the program: "FP8" (formats F8_E4M3 and F8_E8M0), "FP8_F32" (F8_E4M3 and F32), "MXFP4" (I8, two
+    weights to a byte, and F8_E8M0), "INT4" or "INT4_SYM" (I32, eight weights to a word, and BF16). The scales' own
+    declaration has the role "scale". Packed weights have companions under ``KEY.zero`` (role "zero": the zero points of
+    "INT4") and ``KEY.shape`` (role "shape": rows and columns).
 
     With ``parts`` above 1 the tensor is a whole stack, its first dimension: the parts of the key are ``KEY.0``,
     ``KEY.1``, ..., and lie one after another.
@@ -67,7 +70,7 @@ class Account:
         for key, decl in self.declared.items():
             if decl.parts > 1:
                 yield from (f"{key}.{part}" for part in range(decl.parts))
-            elif decl.role != "scale":
+            elif decl.role not in COMPANIONS:
                 yield key
 
     def find(self, key: str) -> tuple[TensorInfo, TensorDecl]:
@@ -87,6 +90,7 @@ class Account:
         return replace(whole, shape=whole.shape[1:], offset=offset, nbytes=nbytes), decl
 
 
+@collector_paused()
 def account(checkpoint: Checkpoint, declarations: Sequence[TensorDecl]) -> Account:
     """Match the checkpoint with the declarations.
 
@@ -148,7 +152,7 @@ def declared_formats(declarations: Iterable[TensorDecl]) -> dict[str, str]:
 def _collect(pairs: Iterable[tuple[TensorDecl, str]]) -> dict[str, str]:
     result: dict[str, str] = {}
     for decl, name in pairs:
-        if decl.role == "scale":
+        if decl.role in COMPANIONS:
             continue
         result[decl.key] = name
         stack, _, part = decl.key.rpartition(".")
@@ -170,7 +174,7 @@ def _dims(shape: tuple[int, ...]) -> str:
 
 
 def _format_problem(info: TensorInfo, decl: TensorDecl) -> str:
-    if decl.stored_as or decl.role == "scale":
+    if decl.stored_as or decl.role in COMPANIONS:
         meaning = f", the form of {decl.stored_as} weights" if decl.stored_as else ""
         return f"{shown(info.name)} is {info.format.name}, expected {' or '.join(decl.formats)}{meaning}"
     if not info.format.is_runnable:

@@ -3,6 +3,9 @@
 * FP8: e4m3 bytes ``[out, in]``, e8m0 scales ``[ceil(out/128), ceil(in/128)]``; W[o, i] = e4m3 scale[o/128, i/128].
 * MXFP4: bytes ``[out, in/2]``, input 2i in the low nibble of byte i, e8m0 scales ``[out, in/32]``.
 
+Weights of other forms ("FP8_F32", "INT4", "INT4_SYM": specs/glm_5_2.md sections 3.2 and 3.3) are checked here and not
+expanded yet.
+
 Source: specs/deepseek_v4.md section 3. (The MXFP4 blocks of GGUF files hold their scale inside and order nibbles
 otherwise: :func:`hotset.checkpoint.formats.dequantize`.)
 """
@@ -24,8 +27,10 @@ BLOCK = 128
 """Rows and columns that share one FP8 scale."""
 RUN = 32
 """Inputs that share one MXFP4 scale."""
+PACK_WORD = 8
+"""4-bit weights in one I32."""
 LARGEST_EXPONENT = 60
-"""Kernels multiply scales of weights and inputs as floats; within 2^-60 .. 2^60 no product leaves their range."""
+"""Kernels multiply scales of weights and inputs as floats; up to 2^60 no product leaves their range."""
 
 _IDS = {"I64": "<i8", "I32": "<i4"}
 # Rows expanded at a time: keeps temporaries small beside the result.
@@ -78,20 +83,42 @@ def expand(stored_as: str, weight: Bytes, scale: Bytes, shape: tuple[int, ...]) 
 
 
 def check_scales(scales: Bytes, name: str) -> None:
-    """Refuse e8m0 bytes that are NaN, or a scale outside 2^-60 .. 2^60. CheckpointError names the tensor."""
-    if not scales.size:
+    """Refuse e8m0 bytes that are NaN or above 2^60. CheckpointError names the tensor.
+
+    The smallest are allowed: writers give them to blocks of zeros.
+    """
+    if not scales.size or int(scales.max()) <= 127 + LARGEST_EXPONENT:
         return
-    # The bounds first: they read the bytes once and allocate nothing.
-    low, high = int(scales.min()), int(scales.max())
-    if low >= 127 - LARGEST_EXPONENT and high <= 127 + LARGEST_EXPONENT:
-        return
-    count = int(np.count_nonzero(np.abs(scales.astype(np.int16) - 127) > LARGEST_EXPONENT))
-    value = "NaN (byte 255)" if high == 255 else f"2^{(high if high > 127 + LARGEST_EXPONENT else low) - 127}"
+    count = int(np.count_nonzero(scales > 127 + LARGEST_EXPONENT))
+    high = int(scales.max())
+    value = "NaN (byte 255)" if high == 255 else f"2^{high - 127}"
     raise CheckpointError(
         f"{count} of the {scales.size} scales in {shown(name)} are {value} or the like,"
-        f" expected 2^-{LARGEST_EXPONENT} to 2^{LARGEST_EXPONENT}",
+        f" expected at most 2^{LARGEST_EXPONENT}",
         "the file is damaged: download it again",
     )
+
+
+def check_float_scales(scales: Floats, name: str) -> None:
+    """Refuse scales that are not finite, or larger than 2^60. CheckpointError names the tensor."""
+    bad = ~(np.abs(scales) <= np.float32(2.0**LARGEST_EXPONENT))
+    if bad.any():
+        count, first = np.count_nonzero(bad), scales[bad].flat[0]
+        raise CheckpointError(
+            f"{count} of the {scales.size} scales in {shown(name)} are {first} or the like,"
+            f" expected finite numbers up to 2^{LARGEST_EXPONENT}",
+            "the file is damaged: download it again",
+        )
+
+
+def _check_shape(checkpoint: Checkpoint, account: Account, key: str) -> None:
+    """Hold the shape that a packed weight states against the one that it has."""
+    info = account.loaded[key]
+    packed = account.loaded[key.removesuffix(".shape")].shape
+    expected = (packed[0], packed[1] * PACK_WORD)
+    found = tuple(np.frombuffer(checkpoint.raw(info.name).tobytes(), "<i8").tolist())
+    if found != expected:
+        raise CheckpointError(f"{shown(info.name)} says {found}, the weights beside it are {expected}")
 
 
 def has_block_scales(info: TensorInfo) -> bool:
@@ -103,14 +130,7 @@ def check_block_scales(raw: Bytes, info: TensorInfo) -> None:
     """Refuse GGUF blocks with scales as :func:`check_scales` refuses them; ``raw``: uint8, whole blocks of ``info``."""
     if not has_block_scales(info):
         return
-    blocks = raw.reshape(-1, info.format.block_bytes)
-    scales = blocks[:, 0]
-    tiny = np.flatnonzero(scales < 127 - LARGEST_EXPONENT)
-    if tiny.size:
-        # Quantisers give a block of zeros the smallest scale, and nothing comes of it.
-        scales = scales.copy()
-        scales[tiny[~(blocks[tiny, 1:] & 0x77).any(axis=1)]] = 127
-    check_scales(scales, info.name)
+    check_scales(raw.reshape(-1, info.format.block_bytes)[:, 0], info.name)
 
 
 def check_ids(ids: NDArray[np.int64], num_experts: int, name: str) -> NDArray[np.int32]:
@@ -128,11 +148,17 @@ def check_values(checkpoint: Checkpoint, account: Account) -> int:
     count = 0
     for key, decl in account.declared.items():
         info = account.loaded[key]
-        if decl.role == "scale":
+        if decl.role == "scale" and info.format.name == "F8_E8M0":
             check_scales(checkpoint.raw(info.name), info.name)
+        elif decl.role == "scale":
+            check_float_scales(checkpoint.values(info), info.name)
+        elif decl.role == "shape":
+            _check_shape(checkpoint, account, key)
+        elif decl.role == "zero":
+            continue  # any four bits are a zero point
         elif has_block_scales(info):
             check_block_scales(checkpoint.raw(info.name), info)
-        elif info.format.name in _IDS:
+        elif info.format.name in _IDS and not decl.stored_as:
             weight_array(checkpoint, account, key)
         else:
             continue

@@ -26,6 +26,7 @@ from hotset.checkpoint.formats import E4M3, FORMATS, Bytes, Format
 from hotset.checkpoint.manifest import TensorDecl
 from hotset.checkpoint.progress import Progress
 from hotset.checkpoint.safetensors import CONFIG_NAME, INDEX_NAME
+from hotset.checkpoint.scaled import PACK_WORD
 from hotset.checkpoint.store import RECORD_NAME, Record, StoredFile, put_in_place, read_record, write_record
 from hotset.errors import InternalError, MachineError, RequestError
 from hotset.units import GIB, MIB, align_up, format_bytes
@@ -38,6 +39,8 @@ _QUANTILES = 4096
 _SPARE_DISK_BYTES = 64 * MIB
 # Root mean square of the sixteen e2m1 values, all equally likely.
 _E2M1_SIZE = 2.9
+# The same of the numbers -8 .. 7.
+_INT4_SIZE = 4.6
 
 # What a tensor is drawn from, by the end of its name: a standard deviation, or a value for all of it. Anything else of
 # two dimensions is normal with the deviation in^-1/2, which keeps the size of what it multiplies.
@@ -50,9 +53,12 @@ _DEVIATIONS = {
     "hc_ffn_base": 0.1,
     ".ape": 0.02,
     "gate.bias": 0.05,
+    "embed_tokens.weight": 1.0,
+    "e_score_correction_bias": 0.05,
 }
 _CONSTANTS = {
     "norm.weight": 1.0,
+    "norm.bias": 0.0,
     "attn_sink": 0.0,
     "hc_head_base": 0.0,
     "hc_head_scale": 1.0,
@@ -166,21 +172,31 @@ def _record(folder: Path, name: str, seed: int, headers_only: bool) -> Record:
 
 
 def _tensors(declarations: Sequence[TensorDecl], config: Mapping[str, Any]) -> list[_Tensor]:
-    weights = {decl.scale: decl for decl in declarations if decl.scale}
+    weights: dict[str, TensorDecl] = {}
+    for decl in (decl for decl in declarations if decl.scale):
+        weights |= dict.fromkeys((decl.scale, f"{decl.key}.zero", f"{decl.key}.shape"), decl)
     kept = [decl for decl in declarations if decl.need in ("must", "spare")]
     return [_Tensor(d.name, FORMATS[d.formats[0]], d.shape, _law(d, weights.get(d.key), config)) for d in kept]
 
 
 def _law(decl: TensorDecl, weight: TensorDecl | None, config: Mapping[str, Any]) -> tuple[str, float, float]:
-    if decl.stored_as == "MXFP4":
+    if decl.stored_as in ("MXFP4", "INT4", "INT4_SYM"):
         return "bytes", 0, 256
+    if decl.role == "zero":
+        return "bytes", 0x88, 0x89  # twice the 8 that stands for 0
+    if weight is not None and decl.role == "shape":
+        return "shape", weight.shape[0], weight.shape[1] * PACK_WORD
+    if weight is not None and decl.formats[0] != "F8_E8M0":
+        is_fp8 = weight.stored_as == "FP8_F32"
+        width = weight.shape[1] * (1 if is_fp8 else PACK_WORD)
+        return "constant", width**-0.5 / (1 if is_fp8 else _INT4_SIZE), 0
     if weight is not None:
         # Powers of two around the deviation that the matrix as a whole should have.
         is_fp8 = weight.stored_as == "FP8"
         width = weight.shape[1] * (1 if is_fp8 else 2)
         code = 127 + round(math.log2(width**-0.5 / (1 if is_fp8 else _E2M1_SIZE)))
         return ("bytes", code, code + 1) if is_fp8 else ("bytes", code - 1, code + 1)
-    if decl.stored_as == "FP8":
+    if decl.stored_as in ("FP8", "FP8_F32"):
         return "normal", 1.0, 0
     if decl.name.endswith("tid2eid"):
         return "ids", config["n_routed_experts"], 0
@@ -216,11 +232,14 @@ def _normal_values(format: str, deviation: float) -> np.ndarray:
 def _draw(tensor: _Tensor, rng: np.random.Generator, count: int) -> Bytes:
     """Draw ``count`` numbers of a tensor, and return them as bytes of its format.
 
-    Laws: ("normal", deviation), ("constant", value), ("bytes", low, high) for whole bytes in low .. high - 1, and
-    ("ids", n) for rows of different numbers below n.
+    Laws: ("normal", deviation), ("constant", value), ("bytes", low, high) for whole bytes in low .. high - 1,
+    ("shape", rows, columns) for these two numbers, and ("ids", n) for rows of different numbers below n.
     """
     kind, low, high = tensor.law
+    if kind == "shape":
+        return np.array((low, high), "<i8").view(np.uint8)
     if kind == "bytes":
+        count *= tensor.format.block_bytes
         if high - low == 256:
             return rng.integers(0, 1 << 64, -(-count // 8), np.uint64).view(np.uint8)[:count]
         return rng.integers(int(low), int(high), count, np.uint8)
@@ -258,14 +277,15 @@ def _write_tensors(file: BinaryIO, shard: Sequence[_Tensor], seed: int, progress
 
 
 def _shards(tensors: Sequence[_Tensor]) -> Iterator[list[_Tensor]]:
-    """One file, or, for a large checkpoint, the embedding, every layer, the head, and every stage of a draft head."""
+    """One file, or, when large, one for the embedding, every layer, the head, and every stage of a draft head."""
     if sum(tensor.num_bytes for tensor in tensors) <= LARGEST_FILE_BYTES:
         parts = {"": list(tensors)}
     else:
         parts = {}
         for tensor in tensors:
-            words = tensor.name.split(".")
-            part = ".".join(words[:2]) if words[0] in ("layers", "mtp") else "embed" if words[0] == "embed" else "head"
+            first, second, *_ = (*tensor.name.removeprefix("model.").split("."), "")
+            is_layer = first in ("layers", "mtp")
+            part = f"{first}.{second}" if is_layer else "embed" if first.startswith("embed") else "head"
             parts.setdefault(part, []).append(tensor)
     for shard in parts.values():
         # Wide numbers first: every number then starts at a multiple of its size.

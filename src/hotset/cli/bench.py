@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hotset.cli.placement import nodes_option, numa_option
+from hotset.cli.recording import record_option, recording
 from hotset.cli.tables import format_table, plural
 from hotset.errors import InternalError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from hotset.bench.rows import Bench, Row
     from hotset.log import Step
+    from hotset.machine.teams import NumaMode
 
 
 def _counts(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
@@ -36,9 +41,13 @@ def _counts(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int
 @click.option(
     "--cache-format",
     metavar="NAME",
-    help="Format of the cache rows: BF16, F16 (Llama), FP8, BF16, FP4 (DeepSeek-V4) [default: suits the weights].",
+    help="Format of the cache rows: BF16, F16 (Llama); FP8, BF16, FP4, with +FP8 for the indexer's too, or BF16-exact "
+    "(DeepSeek-V4) [default: suits the weights].",
 )
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads [default: one a core].")
+@nodes_option
+@numa_option
+@record_option
 @click.option("--json", "as_json", is_flag=True, help="Print conditions and all raw samples as JSON.")
 def command(
     model: str,
@@ -48,6 +57,9 @@ def command(
     repeats: int,
     cache_format: str | None,
     threads: int | None,
+    nodes: tuple[int, ...] | None,
+    numa: NumaMode,
+    record_path: Path | None,
     as_json: bool,
 ) -> None:
     """Measure how fast MODEL decodes and reads prompts, as a share of what this machine can do.
@@ -87,7 +99,10 @@ def command(
             context=context,
             max_sequences=max(sequences, default=1),
             cache_format=cache_format,
+            nodes=nodes,
+            numa=numa,
         ) as engine,
+        recording(engine, record_path),
         CeilingMeter(engine.plan.num_threads) as meter,
     ):
         bench = Bench(engine, costs, meter, engine.plan.prefill_chunk, repeats, np.random.default_rng(seed))

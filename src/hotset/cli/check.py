@@ -51,9 +51,10 @@ def command(model: str, reads_weights: bool, as_json: bool) -> None:
 def _report(model: str, checkpoint: Checkpoint, spec: ModelSpec, result: Account) -> dict[str, Any]:
     # Tied weights are loaded under several keys and lie in the file once.
     loaded = list({info.name: info for info in result.loaded.values()}.values())
-    # Scales belong to the format of their weight.
+    # Scales and other companions belong to the format of their weight.
     scaled = [decl for decl in result.declared.values() if decl.stored_as]
-    named = {result.loaded[key].name: decl.stored_as for decl in scaled for key in (decl.key, decl.scale)}
+    parts = ((decl, key) for decl in scaled for key in (decl.key, decl.scale, f"{decl.key}.zero", f"{decl.key}.shape"))
+    named = {result.loaded[key].name: decl.stored_as for decl, key in parts if key in result.loaded}
     return {
         "model": model,
         "path": str(checkpoint.path),

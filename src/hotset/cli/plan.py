@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hotset.cli.options import size
+from hotset.cli.placement import nodes_option
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hotset.models.spec import ModelSpec
-    from hotset.plan.budget import Wish
+    from hotset.plan.budget import Plan, Wish
     from hotset.plan.devices import WeightBytes
+    from hotset.plan.expect import Expectation
 
 
 @click.command(name="plan")
@@ -34,7 +38,8 @@ if TYPE_CHECKING:
 @click.option(
     "--cache-format",
     metavar="NAME",
-    help="Format of the cache rows: BF16, F16 (Llama), FP8, BF16, FP4 (DeepSeek-V4) [default: suits the weights].",
+    help="Format of the cache rows: BF16, F16 (Llama); FP8, BF16, FP4, with +FP8 for the indexer's too, or BF16-exact "
+    "(DeepSeek-V4) [default: suits the weights].",
 )
 @click.option(
     "--snapshots",
@@ -43,7 +48,24 @@ if TYPE_CHECKING:
     help="Frontiers kept for prefix reuse, for models that have one [default: 8, and 8 a sequence].",
 )
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads [default: one a core].")
-@click.option("--machine", metavar="NAME", help="Plan for this machine instead of the one here: dual-gh200.")
+@click.option(
+    "--machine",
+    metavar="NAME",
+    help="Plan for this machine instead of the one here: dual-gh200, gh200, dgx-spark, strix-halo, epyc-9004-2s, "
+    "xeon-6430-2s, `this`, or the .json file of a profile.",
+)
+@nodes_option
+@click.option(
+    "--pin",
+    "pins",
+    multiple=True,
+    metavar="CLASS=MEMORY",
+    help="With --machine: all weights of a class (dense, experts, sparse) in one memory, as experts=node1; may be "
+    "given several times.",
+)
+@click.option(
+    "--max-hbm", callback=size, metavar="SIZE", help="With --machine: most memory to use of each GPU, such as 80GiB."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def command(
     model: str,
@@ -54,27 +76,47 @@ def command(
     snapshots: int | None,
     threads: int | None,
     machine: str | None,
+    nodes: tuple[int, ...] | None,
+    pins: tuple[str, ...],
+    max_hbm: int | None,
     as_json: bool,
 ) -> None:
     """Show the memory that MODEL needs, held against what this process may use.
 
     Only headers are read, so this takes seconds for a model of any size, and the plan is what `hotset run` and
-    `hotset.load` allocate. MODEL may also be one that is not here: deepseek-v4-flash, deepseek-v4-pro. A plan that does
-    not fit is printed as well; the error after it (exit code 3) names the largest term and a setting that fits.
+    `hotset.load` allocate. MODEL may also be one that is not here: deepseek-v4-flash, deepseek-v4-pro, and glm-5.2,
+    which is planned and not run yet. A plan that does not fit is printed as well; the error after it (exit code 3)
+    names the largest term and a setting that fits.
 
-    With --machine the plan is for each device of another machine: weights, the cache in every form, the workspace of
-    every chunk, and what the paged layout of other engines would take.
+    With --machine the plan is for another machine: weights, the cache in every form, the workspace of every chunk, what
+    the paged layout of other engines would take, and a table of layouts with bytes and expected speed, the best first.
+    --nodes, --pin and --max-hbm fix parts of it; what cannot be had with them is refused.
+
+    Expected speeds follow from bytes and arithmetic over the machine's measured paths and rates: of this machine once
+    `hotset probe` has measured it, of others as published. They say what the time goes to, and what drafts would cost.
     """
+    from hotset.checkpoint.checkpoint import collector_paused
     from hotset.plan.budget import Wish
+    from hotset.program.pending import pending
 
-    wish = Wish(context, sequences, prefill_chunk, threads, snapshots=snapshots)
-    spec, formats, weights = _described(model, cache_format)
-    if machine is None:
-        _plan_here(spec, formats, wish, as_json)
-    else:
-        if threads is not None:
-            raise click.BadParameter("is for this machine, not for another", param_hint="'--threads'")
-        _plan_devices(spec, formats, weights, machine, wish, as_json)
+    wish = Wish(
+        context, sequences, prefill_chunk, threads, snapshots=snapshots, nodes=nodes, pins=pins, max_hbm=max_hbm
+    )
+    if machine is not None and threads is not None:
+        raise click.BadParameter("is for this machine, not for another", param_hint="'--threads'")
+    for option, value in (("--pin", pins), ("--max-hbm", max_hbm)):
+        if machine is None and value:
+            raise click.BadParameter("is for another machine, see --machine", param_hint=f"'{option}'")
+    with collector_paused():
+        spec, formats, weights = _described(model, cache_format)
+        missing = pending(spec.program, formats)
+        if missing:
+            what = f"{spec.name} is planned here, and runs in a later release; missing: {', '.join(missing)}"
+            click.echo(f"note: {what}", err=True)
+        if machine is None:
+            _plan_here(spec, formats, wish, as_json)
+        else:
+            _plan_devices(spec, formats, weights, machine, wish, as_json)
 
 
 def _described(model: str, cache_format: str | None) -> tuple[ModelSpec, Mapping[str, str], WeightBytes]:
@@ -104,18 +146,48 @@ def _plan_here(spec: ModelSpec, formats: Mapping[str, str], wish: Wish, as_json:
     from hotset.api import plan_spec
     from hotset.plan.budget import require_fit
     from hotset.plan.explain import explain
+    from hotset.plan.nodes import require_nodes_fit
 
     plan = plan_spec(spec, formats, wish)
-    click.echo(json.dumps(plan.to_json(), indent=2) if as_json else "\n".join(explain(plan)))
+    expectation, reason = _expected_here(spec, formats, plan)
+    if as_json:
+        content = plan.to_json() | {"expected": expectation.to_json() if expectation else None}
+        click.echo(json.dumps(content, indent=2))
+    else:
+        click.echo("\n".join([*explain(plan, expectation), *([reason] if reason else [])]))
     require_fit(plan)
+    require_nodes_fit(plan.nodes)
+
+
+def _expected_here(spec: ModelSpec, formats: Mapping[str, str], plan: Plan) -> tuple[Expectation | None, str]:
+    """Expected speeds on this machine, or why there are none."""
+    from hotset.machine.measured import read_measured
+    from hotset.plan.expect import expect
+    from hotset.plan.layouts import cpu_layout
+
+    profile = read_measured()
+    if profile is None:
+        return None, "expected speed: `hotset probe` measures what it takes"
+    nodes = [node.node_id for node in plan.nodes]
+    cpus = [consumer for consumer in profile.consumers if consumer.kind == "cpu"]
+    # The profile of one memory may name no node: it is the machine's.
+    used = [consumer for consumer in cpus if len(cpus) == 1 or profile.memory(consumer.near).node in nodes]
+    saturating = [profile.path(consumer.name, consumer.near).threads for consumer in used]
+    threads = sum(consumer.num_cores for consumer in used)
+    if len(used) != len(nodes) or plan.num_threads not in (threads, sum(count or 0 for count in saturating)):
+        probe = f"hotset probe --threads {plan.num_threads}"
+        return None, f"expected speed: the profile is of {threads} threads, the plan of {plan.num_threads}: `{probe}`"
+    homes = cpu_layout(used).decode
+    return expect(spec, formats, profile, sorted(plan.decode_bytes), plan.prefill_chunk, homes), ""
 
 
 def _plan_devices(
     spec: ModelSpec, formats: Mapping[str, str], weights: WeightBytes, machine: str, wish: Wish, as_json: bool
 ) -> None:
-    from hotset.machine.presets import find_preset
-    from hotset.plan.devices import explain_devices, plan_devices, require_device_fit
+    from hotset.machine.measured import find_profile
+    from hotset.plan.devices import explain_devices, plan_devices
+    from hotset.plan.placement import require_winner
 
-    plan = plan_devices(spec, formats, weights, find_preset(machine), wish)
+    plan = plan_devices(spec, formats, weights, find_profile(machine), wish)
     click.echo(json.dumps(plan.to_json(), indent=2) if as_json else "\n".join(explain_devices(plan)))
-    require_device_fit(plan)
+    require_winner(plan.placement)

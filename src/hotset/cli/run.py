@@ -10,11 +10,16 @@ import click
 
 from hotset.cli.answer import stream_answer
 from hotset.cli.chat import Chat
+from hotset.cli.placement import nodes_option, numa_option
+from hotset.cli.recording import record_option, recording
 from hotset.errors import RequestError
 from hotset.log import note
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from hotset.engine.sampling import Sampling
+    from hotset.machine.teams import NumaMode
 
 #: Option names that are fields of hotset.Sampling; given ones are passed on, the rest keep its defaults.
 SAMPLING_FIELDS = (
@@ -63,7 +68,8 @@ SAMPLING_FIELDS = (
 @click.option(
     "--cache-format",
     metavar="NAME",
-    help="Format of the cache rows: BF16, F16 (Llama), FP8, BF16, FP4 (DeepSeek-V4) [default: suits the weights].",
+    help="Format of the cache rows: BF16, F16 (Llama); FP8, BF16, FP4, with +FP8 for the indexer's too, or BF16-exact "
+    "(DeepSeek-V4) [default: suits the weights].",
 )
 @click.option(
     "--snapshots",
@@ -72,8 +78,14 @@ SAMPLING_FIELDS = (
     help="Frontiers kept for prefix reuse, for models that have one [default: 8, and 8 a sequence].",
 )
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads [default: one a core].")
+@nodes_option
+@numa_option
+@record_option
 @click.option(
-    "--stats", "show_stats", is_flag=True, help="Print tokens and speed after each answer, on standard error."
+    "--stats",
+    "show_stats",
+    is_flag=True,
+    help="Print where the memory lies, and tokens and speed after each answer, on standard error.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with text, usage and timings.")
 def command(
@@ -89,6 +101,9 @@ def command(
     cache_format: str | None,
     snapshots: int | None,
     threads: int | None,
+    nodes: tuple[int, ...] | None,
+    numa: NumaMode,
+    record_path: Path | None,
     show_stats: bool,
     as_json: bool,
     **settings: Any,
@@ -104,7 +119,9 @@ def command(
     hotset run smollm2-135m
     """
     import hotset
-    from hotset.machine import thp
+    from hotset.machine.advice import huge_page_advice
+    from hotset.machine.thp import read_huge_pages
+    from hotset.machine.verify import summarize
 
     if raw and system is not None:
         raise RequestError("--raw and --system do not go together: a system message needs the chat template")
@@ -119,12 +136,16 @@ def command(
         raise RequestError(
             f"{name} needs a PROMPT, there is none for a conversation", f'hotset run {model} "..." {name}'
         )
-    advice = thp.advice(thp.read_huge_pages())
+    advice = huge_page_advice(read_huge_pages())
     if advice is not None:
-        note(f"note: {advice}")
+        note(f"note: {advice.line}")
     with hotset.load(
-        model, threads=threads, context=context, max_sequences=1, cache_format=cache_format, snapshots=snapshots
-    ) as engine:
+        model, threads=threads, context=context, max_sequences=1, cache_format=cache_format, snapshots=snapshots,
+        nodes=nodes, numa=numa,
+    ) as engine, recording(engine, record_path):  # fmt: skip
+        if show_stats:
+            for line in summarize(engine.regions()):
+                note(line)
         if text is None:
             _enable_line_editing()
             Chat(engine, model, sampling, system, show_stats=show_stats, chat_options=chat_options).run(input)

@@ -6,6 +6,7 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -24,7 +25,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
     "--tokenizer",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     metavar="DIR",
-    help="Folder with a tokenizer.json to copy [default: a token per byte].",
+    help="Folder with a tokenizer.json to copy [default: a token per byte; none for GLM].",
 )
 @click.option("--force", is_flag=True, help="Replace what an earlier synth wrote there.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
@@ -40,8 +41,8 @@ def command(
 ) -> None:
     """Write a random checkpoint of the model NAME: its tensor names, shapes and formats, well-scaled random weights.
 
-    NAME is deepseek-v4-flash or deepseek-v4-pro, at full width, or the smaller deepseek-v4-mid, deepseek-v4-mini and
-    deepseek-v4-narrow.
+    NAME is deepseek-v4-flash, deepseek-v4-pro, glm-5.2 or glm-5.2-int4, at full width, or the smaller deepseek-v4-mid,
+    deepseek-v4-mini and deepseek-v4-narrow.
     With --layers only the first layers are written, without the draft head. It computes as fast as the real model does,
     and answers with noise: for benchmarks and tests.
 
@@ -58,7 +59,7 @@ def command(
     if layers is not None:
         config = cut_layers(config, layers)
     spec = describe_config(name, config)
-    files = _tokenizer(tokenizer, config["vocab_size"], config["bos_token_id"], config["eos_token_id"])
+    files = _tokenizer(tokenizer, config)
     folder = load_settings().models_dir / model if out is None else out
     write = partial(
         write_checkpoint, folder, model if out is None else folder.name, config, spec.tensors, seed,
@@ -78,14 +79,20 @@ def command(
         click.echo(str(folder))
 
 
-def _tokenizer(folder: Path | None, vocab_size: int, bos_id: int, eos_id: int) -> dict[str, str]:
-    """The tokenizer's files by name: those of ``folder``, or one token per byte. RequestError when one is too large."""
+def _tokenizer(folder: Path | None, config: dict[str, Any]) -> dict[str, str]:
+    """The tokenizer's files by name: those of ``folder``, or one token per byte. RequestError when one is too large.
+
+    A family without a beginning-of-text token has no such stand-in, and nothing runs it yet: no files.
+    """
     from hotset.chat.random_tokenizer import byte_tokenizer
     from hotset.chat.tokenizer import Tokenizer
     from hotset.errors import RequestError
 
+    vocab_size = config["vocab_size"]
+    if folder is None and "bos_token_id" not in config:
+        return {}
     if folder is None:
-        return byte_tokenizer(vocab_size, bos_id, eos_id)
+        return byte_tokenizer(vocab_size, config["bos_token_id"], config["eos_token_id"])
     size = Tokenizer.from_folder(folder).vocab_size
     if size > vocab_size:
         raise RequestError(f"the tokenizer in {folder} has {size} tokens, the model {vocab_size}")

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotset.kv.store import CacheStore
+from hotset.machine.verify import RegionPages
 
 
 @dataclass(slots=True)
@@ -63,6 +64,10 @@ class Executor(CacheStore, Protocol):
 
         The array is the executor's and valid until the next step.
         """
+        ...
+
+    def regions(self) -> tuple[RegionPages, ...]:
+        """Every allocation: where it was planned, and where its pages are now."""
         ...
 
     def close(self) -> None:

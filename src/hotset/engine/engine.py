@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from hotset.engine.batch import Executor
 from hotset.engine.events import Event, FinishReason
 from hotset.engine.prompt import Prompt, check_length, encode
+from hotset.engine.recorder import Recorder
 from hotset.engine.request import Request
 from hotset.engine.sampler import Sampler
 from hotset.engine.sampling import Sampling
@@ -33,6 +34,7 @@ from hotset.errors import HotsetError, InternalError, RequestError
 from hotset.kv.identity import Identity
 from hotset.kv.memory import BlockTable, CacheMemory
 from hotset.kv.session import Session, open_session, save_session
+from hotset.machine.verify import RegionPages
 from hotset.program.cache import BLOCK_TOKENS
 
 
@@ -43,7 +45,8 @@ class EngineStats:
     Token counts are those of ended requests; ``num_cached_tokens`` are the prompt tokens that were not computed, and
     ``num_recomputed_tokens`` those that were although their blocks were cached (see :class:`Finished`). ``finished``
     counts requests by finish reason. ``num_blocks`` is free + used + cached. ``snapshot_spacing`` is the number of
-    tokens between two snapshots of the frontier that a short prompt leaves; 0 when none are kept.
+    tokens between two snapshots of the frontier that a short prompt leaves; 0 when none are kept. Lookups are those in
+    the prefix cache, see :class:`hotset.kv.lookups.Lookups`.
     """
 
     num_waiting: int
@@ -62,6 +65,9 @@ class EngineStats:
     num_snapshots: int
     num_used_snapshots: int
     snapshot_spacing: int
+    num_lookups: int
+    num_repeats: int
+    num_hits: int
 
 
 class Engine:
@@ -84,6 +90,7 @@ class Engine:
         plan: Any = None,
         num_snapshots: int = 0,
         identity: Identity | None = None,
+        recorder: Recorder | None = None,
         block_tokens: int = BLOCK_TOKENS,
     ) -> None:
         """Make an engine that owns ``executor`` and closes it.
@@ -91,8 +98,8 @@ class Engine:
         ``max_context`` counts prompt and output tokens of one sequence. ``prefill_chunk`` is the most tokens of one
         step, at most (and by default) ``executor.max_tokens``. ``eos_ids`` are added to those of ``codec``; without a
         ``codec`` prompts are token ids and pieces have no text. ``num_snapshots`` frontiers are kept for reuse, if the
-        model has any. Without an ``identity`` sessions cannot be saved or loaded. RequestError when the numbers do not
-        go together.
+        model has any. Without an ``identity`` sessions cannot be saved or loaded; without a ``recorder`` there is no
+        run record. RequestError when the numbers do not go together.
         """
         self._max_tokens = executor.max_tokens if prefill_chunk is None else prefill_chunk
         if not 1 <= self._max_tokens <= executor.max_tokens:
@@ -114,6 +121,8 @@ class Engine:
         self._eos_ids = frozenset(eos_ids) | frozenset(codec.eos_ids if codec else ())
         self._plan = plan
         self._identity = identity
+        self._recorder = recorder
+        self._stepper: Executor | Recorder = executor if recorder is None else recorder
         self._turns = Turns(self._settle)
         # Other threads only append here; the thread that has the turn empties both.
         self._arrivals: deque[Sequence] = deque()
@@ -198,26 +207,56 @@ class Engine:
     def stats(self) -> EngineStats:
         """Return counts and accounts, between two steps."""
         with self._turns.take():
-            self._settle()
-            pool, frontiers = self._memory.pool, self._memory.frontiers
-            return EngineStats(
-                num_waiting=len(self._scheduler.waiting),
-                num_running=len(self._scheduler.running),
-                num_steps=self._num_steps,
-                num_prompt_tokens=self._totals["prompt"],
-                num_cached_tokens=self._totals["cached"],
-                num_recomputed_tokens=self._totals["recomputed"],
-                num_generated_tokens=self._totals["generated"],
-                finished=dict(self._finished),
-                num_blocks=pool.num_blocks,
-                num_free_blocks=pool.num_free,
-                num_used_blocks=pool.num_used,
-                num_cached_blocks=pool.num_cached,
-                num_reserved_blocks=pool.num_reserved,
-                num_snapshots=frontiers.num_snapshots,
-                num_used_snapshots=frontiers.num_used,
-                snapshot_spacing=frontiers.spacing(1),
-            )
+            return self._stats()
+
+    def _stats(self) -> EngineStats:
+        self._settle()
+        pool, frontiers, lookups = self._memory.pool, self._memory.frontiers, self._memory.lookups
+        return EngineStats(
+            num_waiting=len(self._scheduler.waiting),
+            num_running=len(self._scheduler.running),
+            num_steps=self._num_steps,
+            num_prompt_tokens=self._totals["prompt"],
+            num_cached_tokens=self._totals["cached"],
+            num_recomputed_tokens=self._totals["recomputed"],
+            num_generated_tokens=self._totals["generated"],
+            finished=dict(self._finished),
+            num_blocks=pool.num_blocks,
+            num_free_blocks=pool.num_free,
+            num_used_blocks=pool.num_used,
+            num_cached_blocks=pool.num_cached,
+            num_reserved_blocks=pool.num_reserved,
+            num_snapshots=frontiers.num_snapshots,
+            num_used_snapshots=frontiers.num_used,
+            snapshot_spacing=frontiers.spacing(1),
+            num_lookups=lookups.num_lookups,
+            num_repeats=lookups.num_repeats,
+            num_hits=lookups.num_hits,
+        )
+
+    def record(self) -> Any:
+        """Return the run record of this moment, a :class:`hotset.audit.record.RunRecord`. Running requests pause.
+
+        It holds no prompt and no text. RequestError for an engine that ``hotset.load`` did not make.
+        """
+        with self._turns.take():
+            self._check_open()
+            return self._require_recorder().record(self._stats())
+
+    def request_samples(self, count: int) -> None:
+        """Time every op in about ``count`` of the steps to come, for the run record; each takes microseconds more."""
+        with self._turns.take():
+            self._require_recorder().request_samples(count)
+
+    def _require_recorder(self) -> Recorder:
+        if self._recorder is None:
+            raise RequestError("this engine keeps no run record", "use hotset.load")
+        return self._recorder
+
+    def regions(self) -> tuple[RegionPages, ...]:
+        """Every allocation of the executor: where it was planned, and where its pages are now."""
+        with self._turns.take():
+            return self._executor.regions()
 
     def clear_cache(self) -> None:
         """Forget every cached prefix that no running request uses."""
@@ -395,7 +434,7 @@ class Engine:
     def _run(self, step: Step) -> NDArray[np.float32] | None:
         try:
             self._num_steps += 1
-            return self._executor.step(step.batch)
+            return self._stepper.step(step.batch)
         except Exception as error:
             for sequence in step.sequences:
                 self._finish(sequence, "error", _wrap(error))

@@ -23,11 +23,17 @@ from hotset.checkpoint.scaled import (
 from hotset.checkpoint.tensor import TensorInfo, shown
 from hotset.engine.batch import StepBatch
 from hotset.errors import CheckpointError, InternalError, MachineError
+from hotset.machine.room import LoadRoom
+from hotset.machine.tasks import list_tasks, read_task
+from hotset.machine.teams import Seats
+from hotset.machine.thp import read_page_bytes
+from hotset.machine.verify import RegionPages, locate
 from hotset.models.spec import ModelSpec
 from hotset.plan.budget import Plan
 from hotset.program.lower import (
     CACHE_KIND,
     FEW_TOKENS,
+    INDEX_KIND,
     NUM_ACT_KINDS,
     OP_KINDS,
     ROW_KIND,
@@ -36,11 +42,12 @@ from hotset.program.lower import (
     NativeWeight,
     lower,
 )
+from hotset.program.pending import require_runnable
 
-_EXPECTED = (len(OP_KINDS), NUM_ACT_KINDS, len(CACHE_KIND), len(ROW_KIND))
+_EXPECTED = (len(OP_KINDS), NUM_ACT_KINDS, len(CACHE_KIND), len(ROW_KIND), len(INDEX_KIND))
 if _native.KIND_COUNTS != _EXPECTED:
     raise InternalError(
-        f"the native module was built from other sources: it knows {_native.KIND_COUNTS} kinds of op, input and cache, "
+        f"the native module was built from other sources: it knows {_native.KIND_COUNTS} kinds of op, input and row, "
         f"this package {_EXPECTED}",
         "make build",
     )
@@ -87,29 +94,47 @@ def _native_spec(low: Lowered, plan: Plan) -> _native.ExecutorSpec:
     return spec
 
 
+def _native_seats(seats: Seats) -> _native.Seats:
+    native = _native.Seats()
+    native.cpus, native.nodes = list(seats.cpus), list(seats.nodes)
+    native.policy = getattr(_native.NumaPolicy, seats.policy)
+    return native
+
+
 class NativeExecutor:
     """Implements :class:`hotset.engine.batch.Executor` with the C++ kernels."""
 
-    def __init__(self, spec: ModelSpec, formats: Mapping[str, str], plan: Plan, cpus: Sequence[int], isa: str) -> None:
+    def __init__(self, spec: ModelSpec, formats: Mapping[str, str], plan: Plan, seats: Seats, isa: str) -> None:
+        require_runnable(spec.program, formats, spec.name)
         self.num_blocks, self.block_bytes = plan.num_blocks, plan.block_bytes
         self.num_frontiers, self.frontier_bytes = plan.num_frontiers, plan.frontier_bytes
         self.max_tokens = plan.prefill_chunk
         self.max_outputs = plan.max_outputs
         self.isa = isa
+        self.seats = seats
         self.low = lower(spec.program, formats, self.max_tokens, self.max_outputs)
         self._vocab_size = spec.vocab_size
+        before = list_tasks()
         try:
-            self._native: _native.Executor | None = _native.Executor(list(cpus), isa, _native_spec(self.low, plan))
+            self._native: _native.Executor | None = _native.Executor(
+                _native_seats(seats), isa, _native_spec(self.low, plan)
+            )
         except (RuntimeError, MemoryError) as error:
             raise MachineError(f"the executor cannot start: {error}") from error
+        self._new_tasks = list_tasks() - before
 
     def load(
-        self, checkpoint: Checkpoint, account: Account, progress: Callable[[str, int], None] | None = None
+        self,
+        checkpoint: Checkpoint,
+        account: Account,
+        progress: Callable[[str, int], None] | None = None,
+        room: LoadRoom | None = None,
     ) -> None:
         """Read and pack every weight; each thread reads its own rows. ``progress`` gets each tensor's name and bytes.
 
         Raises:
             CheckpointError: a file changed or ended while it was read, or holds what no product can take.
+            MachineError: ``room`` found that a node has no room any more.
         """
         with ExitStack() as stack:
             handles = []
@@ -119,7 +144,11 @@ class NativeExecutor:
             for index, weight in enumerate(self.low.weights):
                 for part in range(weight.count):
                     key = f"{weight.key}.{part}" if weight.count > 1 else weight.key
+                    if room is not None:
+                        room.before()
                     for info in self._load_part(checkpoint, account, handles, index, part, key):
+                        if room is not None:
+                            room.after(handles[info.file_id], info.offset, info.nbytes)
                         if progress is not None:
                             progress(info.name, info.nbytes)
         self._running().touch()
@@ -212,9 +241,20 @@ class NativeExecutor:
             raise InternalError(f"frontier {slot} of {self.num_frontiers}")
         return self._running().frontier(slot)
 
-    def regions(self) -> list[tuple[str, int]]:
-        """Name and bytes of every allocation."""
-        return self._running().regions()
+    def regions(self) -> tuple[RegionPages, ...]:
+        """Every allocation: where it was planned, and where its pages are now."""
+        places = self._running().places()
+        return locate(places, read_page_bytes(), _native.pages_by_node)
+
+    def thread_ids(self) -> dict[int, int]:
+        """The kernel's number of every thread of the team but the first, which is whoever calls :meth:`step`.
+
+        They have names once they have run; known after :meth:`load`.
+        """
+        tasks = [task for task_id in self._new_tasks if (task := read_task("self", task_id)) is not None]
+        named = {task.name: task.task_id for task in tasks}
+        names = ((thread, f"hotset-{thread}") for thread in range(1, len(self.seats.cpus)))
+        return {thread: named[name] for thread, name in names if name in named}
 
     def profile(self, enable: bool) -> None:
         """Start or stop counting nanoseconds per native op on thread 0."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from hotset.errors import InternalError
 from hotset.kv.blocks import BlockPool
 from hotset.kv.frontier import Frontier, FrontierMemory, NoFrontier
+from hotset.kv.lookups import Lookups
 from hotset.kv.prefix import Node, PrefixTree
 from hotset.kv.store import CacheStore
 from hotset.program.cache import BLOCK_TOKENS
@@ -52,6 +53,7 @@ class CacheMemory:
         self.pool = BlockPool(num_blocks)
         self.frontiers = FrontierMemory(store, num_snapshots, block_tokens)
         self.tree = PrefixTree(self.pool, self.frontiers.forget)
+        self.lookups = Lookups(block_tokens)
         self.block_tokens = block_tokens
         self.store = store
 
@@ -91,6 +93,8 @@ class CacheMemory:
         except BaseException:
             table.release()
             raise
+        if reuse:
+            self.lookups.count(tokens, num_known, found.num_rows)
         return table
 
     def walk(self, node: Node, tokens: Tokens, start: int, limit: int) -> list[Node]:

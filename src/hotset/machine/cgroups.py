@@ -1,4 +1,4 @@
-"""Where this process's control groups are: a limit anywhere on the way up to the root holds.
+"""Where a process's control groups are: a limit anywhere on the way up to the root holds.
 
 Two versions exist and may be mounted side by side. With version 1 each controller has its own
 hierarchy; with version 2 there is one. /proc/self/cgroup gives the path inside a hierarchy, and
@@ -21,12 +21,12 @@ class Cgroup:
     directory: str
 
 
-def cgroup_path(root: Path, controller: str) -> list[Cgroup]:
-    """Return the directories whose limits of ``controller`` hold for this process, innermost first.
+def cgroup_path(root: Path, controller: str, process: str = "self") -> list[Cgroup]:
+    """Return the directories whose limits of ``controller`` hold for a process (its number), innermost first.
 
     Empty when the process is in no cgroup that can be seen.
     """
-    membership = read_text(root, "/proc/self/cgroup")
+    membership = read_text(root, f"/proc/{process}/cgroup")
     mounts = read_text(root, "/proc/self/mountinfo")
     if membership is None or mounts is None:
         return []

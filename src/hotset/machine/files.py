@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 from hotset.errors import MachineError
@@ -50,6 +51,23 @@ def read_table(text: str) -> dict[str, int]:
         if len(words) >= 2 and words[1].isdigit():
             table[words[0]] = int(words[1]) * (1024 if words[2:3] == ["kB"] else 1)
     return table
+
+
+def list_names(root: Path, name: str) -> tuple[str, ...]:
+    """Return the sorted names in the directory ``root/name``; none when it is absent or cannot be read."""
+    try:
+        return tuple(sorted(entry.name for entry in (root / name.lstrip("/")).iterdir()))
+    except OSError:
+        return ()
+
+
+def read_kernel_config(root: Path) -> str | None:
+    """Return the configuration that the running kernel was built with, or ``None`` when it is not published."""
+    try:
+        return gzip.decompress((root / "proc/config.gz").read_bytes()).decode()
+    except OSError:
+        release = read_text(root, "/proc/sys/kernel/osrelease")
+        return read_text(root, f"/boot/config-{release}") if release else None
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from hotset.errors import MachineError
 from hotset.machine.cgroups import Cgroup, cgroup_path
 from hotset.machine.files import ROOT, read_int, read_table, read_text, require_text
+from hotset.machine.nodes import name_nodes, read_allowed_nodes, read_nodes
 from hotset.units import format_bytes
 
 #: Version 1 of cgroups writes "no limit" as the largest multiple of the page size.
@@ -55,12 +56,14 @@ class MemoryState:
 
 
 def read_memory(root: Path = ROOT) -> MemoryState:
-    """Read the limits: the machine's, every cgroup's on the way up, and the address space of ``ulimit -v``.
+    """Read the limits: the machine's, the nodes', every cgroup's on the way up, and the address space of ``ulimit -v``.
 
-    File cache counts as free, as the kernel gives it back on demand; shared memory (/dev/shm) does not.
-    Swap is not memory here: a model that reads its weights for every token cannot live in it.
+    Nodes that the cpuset forbids do not count, nor does the memory of GPUs, which the kernel adds to MemTotal and
+    MemAvailable of a Grace-Hopper machine. File cache counts as free, as the kernel gives it back on demand; shared
+    memory (/dev/shm) does not. Swap is not memory here: a model that reads its weights for every token cannot live in
+    it.
     """
-    terms = [_machine_term(root)]
+    terms = [_machine_term(root), *_node_terms(root)]
     for group in cgroup_path(root, "memory"):
         terms.extend(_cgroup_terms(root, group))
     terms.extend(_address_space_terms(root))
@@ -72,6 +75,20 @@ def _machine_term(root: Path) -> MemoryTerm:
     if "MemTotal" not in table or "MemAvailable" not in table:
         raise MachineError("/proc/meminfo has no MemTotal or MemAvailable line", "hotset needs Linux 3.14 or newer")
     return MemoryTerm("MemAvailable in /proc/meminfo", table["MemTotal"], table["MemAvailable"])
+
+
+def _node_terms(root: Path) -> list[MemoryTerm]:
+    """One term when some of the machine's memory is not for this process to plan with."""
+    nodes = [node for node in read_nodes(root, ()) if node.total_bytes]
+    allowed = read_allowed_nodes(root)
+    usable = [node for node in nodes if node.kind != "gpu" and (allowed is None or node.node_id in allowed)]
+    if len(usable) == len(nodes):
+        return []
+    names = name_nodes(tuple(node.node_id for node in usable))
+    are_forbidden = any(node.kind != "gpu" for node in nodes if node not in usable)
+    reason = "the others are not in the cpuset" if are_forbidden else "the others are GPU memory"
+    total = sum(node.total_bytes for node in usable)
+    return [MemoryTerm(f"NUMA {names}, {reason}", total, sum(node.available_bytes for node in usable))]
 
 
 def _cgroup_terms(root: Path, group: Cgroup) -> list[MemoryTerm]:

@@ -8,70 +8,47 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from hotset.errors import InternalError, MachineError
+from hotset.machine import cuda
+from hotset.machine.cuda import GpuReport, measure_gpus
 from hotset.machine.files import ROOT, read_table, read_text
+from hotset.machine.gpus import Gpus, read_gpus
+from hotset.machine.matrix import (
+    CACHES_PER_BUFFER,
+    CHUNK_BYTES,
+    MIN_BUFFER_BYTES,
+    READ_STEP_BYTES,
+    MatrixPlan,
+    PathRow,
+    measure_matrix,
+    plan_matrix,
+)
 from hotset.machine.memory import MemoryState, read_memory
 from hotset.machine.native import isa_in_use, native_module
+from hotset.machine.numa_calls import try_numa_calls
+from hotset.machine.samples import FULL, MIN_SAMPLES, Effort, Samples, machine_errors
+from hotset.machine.storage import StorageReport, measure_storage
+from hotset.machine.teams import has_many_nodes
 from hotset.machine.topology import Topology, default_threads, pick_cpus, read_topology
-from hotset.units import GIB, MIB, format_bytes
+from hotset.units import MIB, format_bytes
 
-#: A buffer of this many times the last-level cache leaves little of it cached from one pass to the next.
-CACHES_PER_BUFFER = 4
 #: Distances of the software prefetch that are tried; 0 leaves it to the hardware.
 PREFETCH_BYTES = (0, 1024, 2048, 4096)
-MIN_SAMPLES = 5
-#: Fewer threads that reach this share of the best bandwidth are enough.
-SATURATED = 0.97
-MIN_BUFFER_BYTES = 64 * MIB
 METER_BUFFER_BYTES = 512 * MIB
-READ_STEP_BYTES = 1024
+#: A few of thousands of samples are far off (the thread was stopped), so medians of as many groups are what is kept.
+NUM_GROUPS = 10
 
 
 @dataclass(frozen=True)
-class Effort:
-    """How much the probe may cost: buffer size and seconds per measured row."""
+class CacheRow:
+    """Bytes read per second from a cache, by all threads together."""
 
-    buffer_bytes: int
-    row_seconds: float
-    choice_seconds: float
-
-
-FULL = Effort(buffer_bytes=GIB, row_seconds=0.3, choice_seconds=0.15)
-QUICK = Effort(buffer_bytes=256 * MIB, row_seconds=0.06, choice_seconds=0.03)
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Rates per second from several short runs, in the order in which they were taken."""
-
-    values: tuple[float, ...]
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.values)
-
-    @property
-    def low(self) -> float:
-        return min(self.values)
-
-    @property
-    def high(self) -> float:
-        return max(self.values)
-
-    def to_json(self) -> dict[str, Any]:
-        return {"median": self.median, "min": self.low, "max": self.high, "samples": list(self.values)}
-
-
-@dataclass(frozen=True)
-class ReadRow:
-    """Bytes read per second from one level, by all threads together."""
-
-    level: str
+    level: int
     num_threads: int
     bytes_per_thread: int
     bytes_per_s: Samples
@@ -79,8 +56,9 @@ class ReadRow:
 
 @dataclass(frozen=True)
 class ComputeRow:
-    """Operations per second (a multiply and its add are two), by all threads together."""
+    """Operations per second (a multiply and its add are two), by threads of one node together."""
 
+    node_id: int
     kind: str
     instruction: str
     num_threads: int
@@ -88,8 +66,24 @@ class ComputeRow:
 
 
 @dataclass(frozen=True)
+class StepRow:
+    """What a team of one node costs, in seconds: to start and end a job (``run_s``), to meet once (``barrier_s``), and to
+    hand a vector of 4 KiB around, which is what an op costs however small it is (``exchange_s``)."""
+
+    node_id: int
+    num_threads: int
+    run_s: Samples
+    barrier_s: Samples
+    exchange_s: Samples
+
+
+@dataclass(frozen=True)
 class ProbeReport:
-    """Everything that one probe measured."""
+    """Everything that one probe measured.
+
+    ``ceiling`` are bytes per second read by all threads at once, each from its own node; ``notes`` say what was not
+    measured and why.
+    """
 
     isa: str
     threads_reason: str
@@ -97,21 +91,17 @@ class ProbeReport:
     buffer_bytes: int
     huge_bytes: int  # of the buffer, how much lies in huge pages
     prefetch_bytes: int
-    reads: tuple[ReadRow, ...]
+    chunk_bytes: int
+    write_instruction: str
+    ceiling: Samples
+    paths: tuple[PathRow, ...]
+    caches: tuple[CacheRow, ...]
     computes: tuple[ComputeRow, ...]
+    steps: tuple[StepRow, ...]
+    storage: StorageReport
+    gpus: GpuReport
+    notes: tuple[str, ...]
     seconds: float
-
-    @property
-    def read_bytes_per_s(self) -> float:
-        """The ceiling: DRAM read bandwidth with all threads."""
-        return [row for row in self.reads if row.level == "DRAM"][-1].bytes_per_s.median
-
-    @property
-    def saturating_threads(self) -> int:
-        """Fewest threads whose DRAM read bandwidth is within 3 % of the best."""
-        rows = [row for row in self.reads if row.level == "DRAM"]
-        best = max(row.bytes_per_s.median for row in rows)
-        return next(row.num_threads for row in rows if row.bytes_per_s.median >= SATURATED * best)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -122,27 +112,23 @@ class ProbeReport:
             "buffer_bytes": self.buffer_bytes,
             "huge_bytes": self.huge_bytes,
             "prefetch_bytes": self.prefetch_bytes,
-            "saturating_threads": self.saturating_threads,
-            "reads": [
-                {
-                    "level": row.level,
-                    "num_threads": row.num_threads,
-                    "bytes_per_thread": row.bytes_per_thread,
-                    "bytes_per_s": row.bytes_per_s.to_json(),
-                }
-                for row in self.reads
-            ],
-            "computes": [
-                {
-                    "kind": row.kind,
-                    "instruction": row.instruction,
-                    "num_threads": row.num_threads,
-                    "ops_per_s": row.ops_per_s.to_json(),
-                }
-                for row in self.computes
-            ],
+            "chunk_bytes": self.chunk_bytes,
+            "write_instruction": self.write_instruction,
+            "ceiling_bytes_per_s": self.ceiling.to_json(),
+            "paths": [row.to_json() for row in self.paths],
+            "caches": [_row_json(row) for row in self.caches],
+            "computes": [_row_json(row) for row in self.computes],
+            "steps": [_row_json(row) for row in self.steps],
+            "storage": self.storage.to_json(),
+            "gpu_paths": [path.to_json() for path in self.gpus.paths],
+            "no_gpu": self.gpus.absence,
+            "notes": list(self.notes),
             "seconds": self.seconds,
         }
+
+
+def _row_json(row: CacheRow | ComputeRow | StepRow) -> dict[str, Any]:
+    return {name: value.to_json() if isinstance(value, Samples) else value for name, value in vars(row).items()}
 
 
 class Buffers(Protocol):
@@ -174,9 +160,10 @@ class CeilingMeter:
         nodes = self.topology.cpus_by_node(self.cpus)
         self.buffer_bytes = buffer_size(self.topology, self.cpus, buffer_bytes, read_memory())
         before = _huge_bytes()
-        with _machine_errors():
-            self._buffers: Buffers | None = native_module().ProbeBuffers(
-                [list(cpus) for cpus in nodes], self.buffer_bytes // len(nodes), self.topology.huge_pages.page_bytes
+        with machine_errors():
+            native = native_module()
+            self._buffers: Buffers | None = native.ProbeBuffers(
+                [list(cpus) for cpus in nodes], [native.ANY_NODE] * len(nodes), self.buffer_bytes // len(nodes)
             )
         self.huge_bytes = max(0, _huge_bytes() - before)
         self.prefetch_bytes = max(
@@ -197,14 +184,12 @@ class CeilingMeter:
 
     def measure_compute(self, kind: str, seconds: float = 0.1, num_threads: int | None = None) -> Samples:
         """Operations per second of ``kind`` by ``num_threads`` (default: all) threads together."""
-        cpus = list(self.cpus[:num_threads])
-        with _machine_errors():
-            return Samples(tuple(native_module().probe_compute(self.isa, kind, cpus, seconds, MIN_SAMPLES)))
+        return measure_compute(self.isa, kind, self.cpus[:num_threads], seconds)
 
     def _read(self, cpus: tuple[int, ...], num_bytes: int, prefetch: int, seconds: float) -> Samples:
         if self._buffers is None:
             raise InternalError("a closed meter was asked to measure")
-        with _machine_errors():
+        with machine_errors():
             values = self._buffers.read(self.isa, list(cpus), num_bytes, prefetch, seconds, MIN_SAMPLES)
         return Samples(tuple(values))
 
@@ -225,58 +210,119 @@ def read_bandwidth(threads: int | None = None, seconds: float = 0.5) -> Samples:
         return meter.measure_read(seconds)
 
 
-def probe(
+def measure_compute(isa: str, kind: str, cpus: Sequence[int], seconds: float) -> Samples:
+    """Operations per second of ``kind`` by a thread on each of ``cpus`` together."""
+    with machine_errors():
+        return Samples(tuple(native_module().probe_compute(isa, kind, list(cpus), seconds, MIN_SAMPLES)))
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What :func:`probe` measures: planned first, so that the number of steps is known, and what will be left out.
+
+    ``threads`` is what the user asked for, on each node.
+    """
+
+    topology: Topology
+    matrix: MatrixPlan
+    gpus: Gpus
+    models: Path
+    threads: int | None = None
+    chunk_bytes: int = CHUNK_BYTES
+    effort: Effort = FULL
+
+    @property
+    def num_steps(self) -> int:
+        """How often :func:`probe` calls ``step``, with GPUs once more for each."""
+        return 5 + len(self.matrix.pairs()) + len(self.gpus.found)
+
+
+def plan_probe(
     topology: Topology,
+    memory: MemoryState,
+    models: Path,
     *,
     threads: int | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
     effort: Effort = FULL,
-    step: Callable[[str], None] = lambda label: None,
-) -> ProbeReport:
-    """Measure every ceiling; ``step`` is told what is measured, ``num_steps`` times."""
+) -> Probe:
+    """Plan a probe of this machine. ``models`` is a folder on the file system to measure; it need not exist yet.
+
+    Raises:
+        RequestError: more threads than this process may use.
+        MachineError: nothing can be measured, for want of memory.
+    """
+    pick_cpus(topology, threads or 1)
+    calls = try_numa_calls(topology.allowed_nodes[0]) if has_many_nodes(topology) else None
+    matrix = plan_matrix(topology, memory, threads, effort.buffer_bytes, calls)
+    return Probe(topology, matrix, read_gpus(topology), models, threads, chunk_bytes, effort)
+
+
+def probe(plan: Probe, step: Callable[[str], None] = lambda label: None) -> ProbeReport:
+    """Measure everything; ``step`` is told what is measured."""
     begin = time.perf_counter()
+    topology, effort, threads = plan.topology, plan.effort, plan.threads
     default, reason = default_threads(topology)
-    step(f"placing the buffer and choosing a prefetch distance, threads: {threads or default}")
+    most = threads or default
+    step(f"placing the buffer and choosing a prefetch distance, threads: {most}")
     with CeilingMeter(
-        threads, buffer_bytes=effort.buffer_bytes, choice_seconds=effort.choice_seconds, topology=topology
+        most, buffer_bytes=effort.buffer_bytes, choice_seconds=effort.choice_seconds, topology=topology
     ) as meter:
-        counts = thread_counts(len(meter.cpus))
-        reads = []
-        for count in counts:
-            step(f"DRAM read, threads: {count}")
-            samples = meter.measure_read(effort.row_seconds, count)
-            reads.append(ReadRow("DRAM", count, meter.buffer_bytes // count, samples))
+        ceiling = meter.measure_read(effort.row_seconds)
         step("cache read")
-        for level, count, num_bytes in _cache_rows(topology, meter):
-            samples = meter.measure_cached(num_bytes, effort.row_seconds, count)
-            reads.append(ReadRow(f"L{level}", count, num_bytes, samples))
-        step("arithmetic")
-        computes = _compute_rows(meter, effort)
-        return ProbeReport(
-            isa=meter.isa,
-            threads_reason=reason if threads is None else "asked for",
-            cpus=meter.cpus,
-            buffer_bytes=meter.buffer_bytes,
-            huge_bytes=meter.huge_bytes,
-            prefetch_bytes=meter.prefetch_bytes,
-            reads=tuple(reads),
-            computes=tuple(computes),
-            seconds=time.perf_counter() - begin,
+        caches = tuple(
+            CacheRow(level, count, num_bytes, meter.measure_cached(num_bytes, effort.row_seconds, count))
+            for level, count, num_bytes in _cache_rows(topology, meter)
         )
+    paths, problems = measure_matrix(
+        plan.matrix, isa=meter.isa, prefetch_bytes=meter.prefetch_bytes, chunk_bytes=plan.chunk_bytes,
+        effort=effort, step=step,
+    )  # fmt: skip
+    step("arithmetic")
+    computes = _compute_rows(plan, meter)
+    step("fixed costs of a team")
+    steps = _step_rows(plan, meter.isa)
+    step(f"storage of {plan.models}")
+    storage = measure_storage(plan.models, effort)
+    gpus = measure_gpus(
+        cuda.load_library(), plan.gpus, [target.node_id for target in plan.matrix.targets if target.kind == "cpu"],
+        _HostBuffers(plan.matrix).open, effort.row_seconds, step,
+    )  # fmt: skip
+    return ProbeReport(
+        isa=meter.isa,
+        threads_reason=reason if threads is None else "asked for",
+        cpus=meter.cpus,
+        buffer_bytes=meter.buffer_bytes,
+        huge_bytes=meter.huge_bytes,
+        prefetch_bytes=meter.prefetch_bytes,
+        chunk_bytes=plan.chunk_bytes,
+        write_instruction=native_module().probe_write_instruction(meter.isa),
+        ceiling=ceiling,
+        paths=paths,
+        caches=caches,
+        computes=computes,
+        steps=steps,
+        storage=storage,
+        gpus=gpus,
+        notes=(*plan.matrix.skipped, *problems, *gpus.problems),
+        seconds=time.perf_counter() - begin,
+    )
 
 
-def num_steps(topology: Topology, threads: int | None) -> int:
-    """How often :func:`probe` calls ``step``."""
-    return 3 + len(thread_counts(threads or default_threads(topology)[0]))
+@dataclass(frozen=True)
+class _HostBuffers:
+    """Host memory for copies of GPUs: in a target's node as the matrix has it."""
 
+    matrix: MatrixPlan
 
-def thread_counts(most: int) -> list[int]:
-    """Thread counts to measure: every one up to 8, then 12, 16, 24, 32, 48, ..., and the most."""
-    counts = list(range(1, min(most, 8) + 1))
-    power = 8
-    while power < most:
-        counts += [count for count in (power * 3 // 2, power * 2) if count < most]
-        power *= 2
-    return counts if counts[-1] == most else [*counts, most]
+    def open(self, node_id: int, num_bytes: int) -> tuple[Any, int]:
+        target = next(target for target in self.matrix.targets if target.node_id == node_id)
+        native = native_module()
+        # First touch by CPUs of the node itself where it has some.
+        cpus = self.matrix.consumers.get(node_id) or next(iter(self.matrix.consumers.values()))
+        node = node_id if target.is_bound else native.ANY_NODE
+        buffers = native.ProbeBuffers([list(cpus)], [node], num_bytes)
+        return buffers, buffers.address(0)
 
 
 def buffer_size(topology: Topology, cpus: tuple[int, ...], wanted_bytes: int, memory: MemoryState) -> int:
@@ -309,21 +355,32 @@ def _cache_rows(topology: Topology, meter: CeilingMeter) -> list[tuple[int, int,
     return rows
 
 
-def _compute_rows(meter: CeilingMeter, effort: Effort) -> list[ComputeRow]:
-    return [
-        ComputeRow(kind, instruction, count, meter.measure_compute(kind, effort.row_seconds / 2, count))
-        for kind, instruction in meter.compute_kinds()
-        for count in sorted({1, len(meter.cpus)})
-    ]
+def _compute_rows(plan: Probe, meter: CeilingMeter) -> tuple[ComputeRow, ...]:
+    """One thread of the first node, and all of each."""
+    rows = []
+    effort = plan.effort.shared(len(plan.matrix.consumers))
+    for place, (node_id, cpus) in enumerate(plan.matrix.consumers.items()):
+        for kind, instruction in meter.compute_kinds():
+            for count in sorted({1, len(cpus)} if place == 0 else {len(cpus)}):
+                rate = measure_compute(meter.isa, kind, cpus[:count], effort.row_seconds / 2)
+                rows.append(ComputeRow(node_id, kind, instruction, count, rate))
+    return tuple(rows)
 
 
-@contextmanager
-def _machine_errors() -> Iterator[None]:
-    """What the native probe raises is about memory and CPUs that the system refuses."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise MachineError(str(error)) from error
+def _step_rows(plan: Probe, isa: str) -> tuple[StepRow, ...]:
+    rows = []
+    effort = plan.effort.shared(len(plan.matrix.consumers))
+    for node_id, cpus in plan.matrix.consumers.items():
+        with machine_errors():
+            found = native_module().probe_steps(isa, list(cpus), effort.row_seconds, 100 * NUM_GROUPS)
+        medians = [_group_medians(values) for values in (found.run_s, found.barrier_s, found.exchange_s)]
+        rows.append(StepRow(node_id, len(cpus), *medians))
+    return tuple(rows)
+
+
+def _group_medians(values: Sequence[float]) -> Samples:
+    size = len(values) // NUM_GROUPS
+    return Samples(tuple(statistics.median(values[i * size : (i + 1) * size]) for i in range(NUM_GROUPS)))
 
 
 def _huge_bytes() -> int:

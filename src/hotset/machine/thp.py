@@ -1,17 +1,21 @@
-"""Huge pages: with 4 KiB pages a machine reads its memory 20 to 30 % slower, so their state is always said."""
+"""Pages and huge pages: with 4 KiB pages a machine reads its memory 20 to 30 % slower, so their state is said."""
 
 from __future__ import annotations
 
+import math
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from hotset.machine.files import ROOT, read_int, read_table, read_text
+from hotset.errors import MachineError
+from hotset.machine.files import ROOT, list_names, read_int, read_table, read_text
 from hotset.units import KIB, MIB, format_bytes
 
 THP = "/sys/kernel/mm/transparent_hugepage"
 POOLS = "/sys/kernel/mm/hugepages"
 #: What x86-64 and 4 KiB-page AArch64 use where the kernel does not say (before Linux 4.20).
 USUAL_HUGE_PAGE_BYTES = 2 * MIB
+AT_PAGESZ = 6  # the page size's key in the auxiliary vector, from elf.h
 
 
 @dataclass(frozen=True)
@@ -46,19 +50,38 @@ def read_huge_pages(root: Path = ROOT) -> HugePages:
     if own_mode is not None and own_mode != "inherit":
         mode = own_mode
     status = read_table(read_text(root, "/proc/self/status") or "")
-    return HugePages(mode, page_bytes, status.get("THP_enabled") == 0, _pools(root))
+    return HugePages(mode, page_bytes, status.get("THP_enabled") == 0, read_pools(root, POOLS))
 
 
-def advice(pages: HugePages) -> str | None:
-    """Say in plain words what to do when huge pages are off; ``None`` when they are offered."""
-    if pages.is_offered:
-        return None
-    cost = "reading memory is then 20 to 30 % slower"
-    if pages.is_disabled_for_process:
-        return f"huge pages are switched off for this process by what started it (PR_SET_THP_DISABLE); {cost}"
-    if pages.mode == "absent":
-        return f"this kernel has no transparent huge pages; {cost}"
-    return f"huge pages are off; {cost}. Turn them on, as root: echo madvise > {THP}/enabled"
+def read_page_bytes(root: Path = ROOT) -> int:
+    """The page size, from the process's auxiliary vector: pairs of native words (key, value).
+
+    A snapshot of another machine has no vector. There it follows from the size of a huge page: one page of 8-byte
+    entries maps it, so it has page_bytes * page_bytes / 8 bytes (2, 32 and 512 MiB for pages of 4, 16 and 64 KiB).
+    """
+    try:
+        vector = (root / "proc/self/auxv").read_bytes()
+    except OSError as error:
+        huge_bytes = read_int(root, f"{THP}/hpage_pmd_size")
+        if huge_bytes is not None:
+            return math.isqrt(8 * huge_bytes)
+        raise MachineError(f"cannot read /proc/self/auxv: {error.strerror}", "run hotset with /proc mounted") from None
+    for key, value in struct.iter_unpack("=QQ", vector[: len(vector) // 16 * 16]):
+        if key == AT_PAGESZ:
+            return int(value)
+    raise MachineError("/proc/self/auxv does not give the page size", "run hotset with /proc mounted")
+
+
+def read_pools(root: Path, directory: str) -> tuple[HugePagePool, ...]:
+    """Read the pools of ``directory``: the whole machine's, or those of one node."""
+    pools = []
+    for name in list_names(root, directory):
+        if name.startswith("hugepages-"):
+            num_bytes = int(name.removeprefix("hugepages-").removesuffix("kB")) * KIB
+            num_pages = read_int(root, f"{directory}/{name}/nr_hugepages") or 0
+            num_free = read_int(root, f"{directory}/{name}/free_hugepages") or 0
+            pools.append(HugePagePool(num_bytes, num_pages, num_free))
+    return tuple(sorted(pools, key=lambda pool: pool.page_bytes))
 
 
 def describe(pages: HugePages) -> str:
@@ -73,17 +96,3 @@ def _chosen(text: str | None) -> str | None:
     if text is None or "[" not in text:
         return None
     return text[text.index("[") + 1 : text.index("]")]
-
-
-def _pools(root: Path) -> tuple[HugePagePool, ...]:
-    directory = root / POOLS.lstrip("/")
-    pools = []
-    for entry in sorted(directory.glob("hugepages-*kB")) if directory.is_dir() else []:
-        name = f"{POOLS}/{entry.name}"
-        size = int(entry.name.removeprefix("hugepages-").removesuffix("kB")) * KIB
-        pools.append(
-            HugePagePool(
-                size, read_int(root, f"{name}/nr_hugepages") or 0, read_int(root, f"{name}/free_hugepages") or 0
-            )
-        )
-    return tuple(sorted(pools, key=lambda pool: pool.page_bytes))

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from hotset.errors import MachineError, RequestError
 from hotset.machine.cgroups import cgroup_path
-from hotset.machine.files import ROOT, format_cpu_list, parse_cpu_list, read_int, read_table, read_text, require_text
-from hotset.machine.thp import HugePages, read_huge_pages
+from hotset.machine.files import ROOT, format_cpu_list, parse_cpu_list, read_int, read_text, require_text
+from hotset.machine.nodes import UNREACHABLE, Node, read_allowed_nodes, read_nodes
+from hotset.machine.thp import HugePages, read_huge_pages, read_page_bytes
 from hotset.units import GIB, KIB, MIB
 
 CPUS = "/sys/devices/system/cpu"
-NODES = "/sys/devices/system/node"
-AT_PAGESZ = 6  # the page size's key in the auxiliary vector, from elf.h
 
 
 @dataclass(frozen=True)
@@ -28,14 +27,11 @@ class Cache:
 
 
 @dataclass(frozen=True)
-class Node:
-    """A NUMA node: CPUs with memory of their own. ``distances`` are the firmware's, own node first to last node."""
+class Socket:
+    """A processor package, by the kernel's number (any number: Arm firmware does not count from 0)."""
 
-    node_id: int
+    socket_id: int
     cpus: tuple[int, ...]
-    total_bytes: int
-    free_bytes: int
-    distances: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -55,11 +51,53 @@ class Topology:
     affinity: tuple[int, ...]
     #: Physical cores inside the affinity mask: for each, its CPUs that may be used (two or more with SMT).
     cores: tuple[tuple[int, ...], ...]
+    #: CPUs of one core, inside the mask or not: 2 where SMT is on.
+    threads_per_core: int
+    #: Empty when the kernel does not say.
+    sockets: tuple[Socket, ...]
     quota: Quota | None
     caches: tuple[Cache, ...]
     nodes: tuple[Node, ...]
+    #: Nodes whose memory the cpuset of this process allows.
+    allowed_nodes: tuple[int, ...]
     page_bytes: int
     huge_pages: HugePages
+
+    @property
+    def cpu_nodes(self) -> tuple[int, ...]:
+        """Ids of the nodes that have CPUs and memory: what weights are spread over, never "all nodes"."""
+        return tuple(node.node_id for node in self.nodes if node.kind == "cpu" and node.total_bytes)
+
+    @property
+    def gpu_nodes(self) -> tuple[int, ...]:
+        """Ids of the nodes that are the memory of a GPU."""
+        return tuple(node.node_id for node in self.nodes if node.kind == "gpu")
+
+    def node(self, node_id: int) -> Node:
+        """Return a node by its id, which is not its place in ``nodes``. RequestError when there is none."""
+        for node in self.nodes:
+            if node.node_id == node_id:
+                return node
+        known = ", ".join(str(node.node_id) for node in self.nodes if node.kind != "empty")
+        raise RequestError(f"this machine has no NUMA node {node_id}", f"nodes with CPUs or memory: {known}")
+
+    def node_cpus(self, node_id: int) -> tuple[int, ...]:
+        """CPUs of a node inside the affinity mask: the first one of each core, then the second ones (SMT)."""
+        cpus = set(self.node(node_id).cpus)
+        return _first_of_each_core(tuple(cpu for cpu in core if cpu in cpus) for core in self.cores)
+
+    def distance(self, from_id: int, to_id: int) -> int | None:
+        """The firmware's distance between two nodes, UNREACHABLE where no way leads; ``None`` when it is not told."""
+        distances = self.node(from_id).distances
+        place = self.nodes.index(self.node(to_id))
+        return distances[place] if len(distances) == len(self.nodes) else None
+
+    def nearest_cpu_node(self, node_id: int) -> int:
+        """Return the node with CPUs and memory that is nearest to ``node_id``; itself when it is one."""
+        if not self.cpu_nodes:
+            raise MachineError("no NUMA node has both CPUs and memory", "hotset machine shows the nodes")
+        # Distances that are not told count as no way; among equal ones the lower id wins.
+        return min(self.cpu_nodes, key=lambda other: (other != node_id, self.distance(node_id, other) or UNREACHABLE))
 
     def cache_bytes(self, level: int, cpu: int) -> int | None:
         """Size of the cache of ``level`` that ``cpu`` uses; ``None`` when there is none or the kernel hides it."""
@@ -86,15 +124,22 @@ def read_topology(root: Path = ROOT) -> Topology:
         raise MachineError("/proc/self/status has no Cpus_allowed_list line", "hotset needs Linux with /proc mounted")
     affinity = parse_cpu_list(lines[0].partition(":")[2])
     online = parse_cpu_list(read_text(root, f"{CPUS}/online") or "") or affinity
+    cores = _cores(root, affinity)
+    nodes = read_nodes(root, online)
+    node_ids = tuple(node.node_id for node in nodes)
+    allowed = read_allowed_nodes(root)
     return Topology(
         model=_model(root),
         online=online,
         affinity=affinity,
-        cores=_cores(root, affinity),
+        cores=tuple(tuple(cpus) for cpus in cores.values()),
+        threads_per_core=max(len(siblings) for siblings in cores),
+        sockets=_sockets(root, online),
         quota=_quota(root),
         caches=_caches(root, online),
-        nodes=_nodes(root, online),
-        page_bytes=_page_bytes(root),
+        nodes=nodes,
+        allowed_nodes=node_ids if allowed is None else tuple(node_id for node_id in node_ids if node_id in allowed),
+        page_bytes=read_page_bytes(root),
         huge_pages=read_huge_pages(root),
     )
 
@@ -125,14 +170,12 @@ def pick_cpus(topology: Topology, num_threads: int) -> tuple[int, ...]:
             f"{num_threads} threads asked for, this process may use {len(topology.affinity)} CPUs",
             f"--threads {default_threads(topology)[0]}",
         )
-    by_rank = [
-        cpu
-        for rank in range(max(len(core) for core in topology.cores))
-        for core in topology.cores
-        if rank < len(core)
-        for cpu in (core[rank],)
-    ]
-    return tuple(by_rank[:num_threads])
+    return _first_of_each_core(topology.cores)[:num_threads]
+
+
+def _first_of_each_core(cores: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    ranked = [(rank, place, cpu) for place, core in enumerate(cores) for rank, cpu in enumerate(core)]
+    return tuple(cpu for _, _, cpu in sorted(ranked))
 
 
 def _model(root: Path) -> str:
@@ -147,7 +190,8 @@ def _model(root: Path) -> str:
     return "unknown processor"
 
 
-def _cores(root: Path, affinity: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+def _cores(root: Path, affinity: tuple[int, ...]) -> dict[tuple[int, ...], list[int]]:
+    """For each core, by all its CPUs, those inside the affinity mask."""
     cores: dict[tuple[int, ...], list[int]] = {}
     for cpu in affinity:
         directory = f"{CPUS}/cpu{cpu}/topology"
@@ -155,7 +199,16 @@ def _cores(root: Path, affinity: tuple[int, ...]) -> tuple[tuple[int, ...], ...]
         text = read_text(root, f"{directory}/core_cpus_list") or read_text(root, f"{directory}/thread_siblings_list")
         siblings = parse_cpu_list(text) if text else (cpu,)
         cores.setdefault(siblings, []).append(cpu)
-    return tuple(tuple(cpus) for cpus in cores.values())
+    return cores
+
+
+def _sockets(root: Path, online: tuple[int, ...]) -> tuple[Socket, ...]:
+    sockets: dict[int, list[int]] = {}
+    for cpu in online:
+        socket_id = read_int(root, f"{CPUS}/cpu{cpu}/topology/physical_package_id")
+        if socket_id is not None and socket_id >= 0:  # -1: the firmware does not say
+            sockets.setdefault(socket_id, []).append(cpu)
+    return tuple(Socket(socket_id, tuple(cpus)) for socket_id, cpus in sorted(sockets.items()))
 
 
 def _quota(root: Path) -> Quota | None:
@@ -195,31 +248,3 @@ def _cache_size(text: str) -> int:
         if text.endswith(suffix):
             return int(text.removesuffix(suffix)) * scale
     return int(text)
-
-
-def _nodes(root: Path, online: tuple[int, ...]) -> tuple[Node, ...]:
-    text = read_text(root, f"{NODES}/online")
-    if not text:  # a kernel without NUMA: one node with everything
-        memory = read_table(require_text(root, "/proc/meminfo"))
-        return (Node(0, online, memory.get("MemTotal", 0), memory.get("MemFree", 0), (10,)),)
-    nodes = []
-    for node_id in parse_cpu_list(text):
-        directory = f"{NODES}/node{node_id}"
-        memory_text = (read_text(root, f"{directory}/meminfo") or "").replace(f"Node {node_id} ", "")
-        memory = read_table(memory_text)
-        distances = tuple(int(word) for word in (read_text(root, f"{directory}/distance") or "").split())
-        cpus = parse_cpu_list(read_text(root, f"{directory}/cpulist") or "")
-        nodes.append(Node(node_id, cpus, memory.get("MemTotal", 0), memory.get("MemFree", 0), distances))
-    return tuple(nodes)
-
-
-def _page_bytes(root: Path) -> int:
-    """The page size from the process's auxiliary vector: pairs of native words (key, value)."""
-    try:
-        vector = (root / "proc/self/auxv").read_bytes()
-    except OSError as error:
-        raise MachineError(f"cannot read /proc/self/auxv: {error.strerror}", "run hotset with /proc mounted") from None
-    for key, value in struct.iter_unpack("=QQ", vector[: len(vector) // 16 * 16]):
-        if key == AT_PAGESZ:
-            return int(value)
-    raise MachineError("/proc/self/auxv does not give the page size", "run hotset with /proc mounted")

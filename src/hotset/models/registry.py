@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import importlib
 
-from hotset.checkpoint.checkpoint import Checkpoint
+from hotset.checkpoint.checkpoint import Checkpoint, collector_paused
 from hotset.errors import CheckpointError
 from hotset.models.spec import ModelSpec
 
 # GGUF `general.architecture` or config.json `model_type` -> module under hotset.models.
-FAMILIES = {"llama": "llama", "deepseek_v4": "deepseek_v4", "deepseek4": "deepseek_v4"}
+FAMILIES = {
+    "llama": "llama",
+    "deepseek_v4": "deepseek_v4",
+    "deepseek4": "deepseek_v4",
+    "glm_moe_dsa": "glm_moe_dsa",
+    "glm-dsa": "glm_moe_dsa",
+}
 
 
 def architecture_of(checkpoint: Checkpoint) -> str:
@@ -34,5 +40,6 @@ def describe(checkpoint: Checkpoint) -> ModelSpec:
             f"{checkpoint.path}: architecture {name!r} is not one that hotset runs", f"one of {known}"
         )
     module = importlib.import_module(f"hotset.models.{FAMILIES[name]}")
-    spec: ModelSpec = module.describe(checkpoint)
+    with collector_paused():
+        spec: ModelSpec = module.describe(checkpoint)
     return spec

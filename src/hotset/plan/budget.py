@@ -14,6 +14,7 @@ from hotset.errors import MachineError, RequestError
 from hotset.models.spec import ModelSpec
 from hotset.program import lower as lowering
 from hotset.program.cache import BLOCK_TOKENS, block_bytes, frontier_bytes, num_blocks
+from hotset.program.classes import packed_bytes
 from hotset.program.cost import decode_bytes
 from hotset.units import MIB, align_up, format_bytes
 
@@ -30,6 +31,8 @@ RESERVE_BYTES = 256 * MIB
 """Left free for the interpreter, the tokenizer and the rest of the machine."""
 SAMPLER_BYTES = 20
 """Per vocabulary entry: logits, weights, counts and candidates of ``SamplerWorkspace`` in native/src/sampler.h."""
+TREE_BYTES = 1500
+"""Of a block in the prefix tree: its 256 token ids and its node (tests/unit/plan measure it)."""
 STAGING_BYTES = MIB
 """Per thread, while loading (kStagingBytes in native/src/executor_setup.cpp)."""
 
@@ -46,6 +49,12 @@ class Wish:
     """Tokens of finished conversations that stay reusable beyond the blocks that live sequences need."""
     snapshots: int | None = None
     """Frontiers kept beside the live ones, for prefix reuse; 0 for none."""
+    nodes: tuple[int, ...] | None = None
+    """NUMA nodes that may hold the run and compute it; None leaves them to the planner."""
+    pins: tuple[str, ...] = ()
+    """Classes of weights and the memory of each, as "experts=node1"; for other machines only."""
+    max_hbm: int | None = None
+    """Most bytes of the memory of each GPU; for other machines only."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,24 @@ class Term:
     num_bytes: int
     kind: str  # "resident", "per sequence", "transient", "load", "reserve"
     detail: str
+
+
+@dataclass(frozen=True)
+class NodeBytes:
+    """What one NUMA node holds, by names of terms, and what it has for this process."""
+
+    node_id: int
+    num_threads: int
+    terms: Mapping[str, int]
+    available_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.terms.values())
+
+    @property
+    def fits(self) -> bool:
+        return self.total_bytes <= self.available_bytes
 
 
 @dataclass(frozen=True)
@@ -85,6 +112,8 @@ class Plan:
     """Settings that differ from what was asked: "asked -> used, because"."""
     hint: str = ""
     """For a plan that does not fit: options that make one that does, when there are any."""
+    nodes: tuple[NodeBytes, ...] = ()
+    """The terms by NUMA node, on a machine where there are several; see :mod:`hotset.plan.nodes`."""
 
     @property
     def total_bytes(self) -> int:
@@ -111,28 +140,24 @@ def weights_bytes(spec: ModelSpec, formats: Mapping[str, str]) -> tuple[int, int
     """Bytes of packed matrices, and of float vectors and tables (64-byte aligned), of the model's program."""
     matrices = vectors = 0
     for weight in spec.program.weights.values():
-        if weight.in_width == 1 or weight.is_table:
-            vectors += lowering.table_bytes(weight)
+        if weight.is_matrix:
+            matrices += packed_bytes(weight, formats)
         else:
-            matrices += lowering.weight_bytes(weight, FORMATS[formats[weight.key]])
+            vectors += packed_bytes(weight, formats)
     return matrices, vectors
 
 
 def _staging_bytes(spec: ModelSpec, formats: Mapping[str, str]) -> int:
     """What one thread reads at a time: 1 MiB, or one tile of the widest matrix (``Executor::load`` in C++)."""
-    matrices = [w for w in spec.program.weights.values() if w.in_width > 1 and not w.is_table]
+    matrices = [w for w in spec.program.weights.values() if w.is_matrix]
     tiles = [lowering.tile_bytes(FORMATS[formats[w.key]], w.in_width) for w in matrices]
     return max(STAGING_BYTES, *tiles)
 
 
-def _step_bytes(spec: ModelSpec, formats: Mapping[str, str], chunk: int, outputs: int) -> int:
-    return sum(lowering.lower(spec.program, formats, chunk, outputs).slot_bytes)
-
-
 def choose_chunk(spec: ModelSpec, formats: Mapping[str, str], outputs: int, context: int) -> int:
     """The largest useful prefill chunk whose step buffers stay within :data:`WORKSPACE_BUDGET`."""
-    least = _step_bytes(spec, formats, CHUNK_ALIGN, outputs)
-    per_token = (_step_bytes(spec, formats, 2 * CHUNK_ALIGN, outputs) - least) // CHUNK_ALIGN
+    least, twice = lowering.step_bytes(spec.program, formats, (CHUNK_ALIGN, 2 * CHUNK_ALIGN), outputs).values()
+    per_token = (twice - least) // CHUNK_ALIGN
     room = max(0, WORKSPACE_BUDGET - least) // max(per_token, 1) + CHUNK_ALIGN
     return max(CHUNK_ALIGN, min(room // CHUNK_ALIGN * CHUNK_ALIGN, LARGEST_CHUNK, align_up(context, CHUNK_ALIGN)))
 
@@ -205,6 +230,8 @@ def _size(
     matrices, vectors = weights_bytes(spec, formats)
     rows = ", ".join(dict.fromkeys(group.format for group in spec.groups))
     cache = f"{blocks} blocks of {BLOCK_TOKENS} tokens, {per_block:,} B of {rows}, for {sequences} x {context:,} tokens"
+    if not spec.groups:
+        cache = "no layer keeps rows of all tokens"
     scratch = num_threads * low.scratch_bytes
     snapshots, kept = snapshot_term(spec, wish.snapshots, sequences)
     frontier = f"{sequences} x {per_frontier:,} B of windows and compressor state"
@@ -213,6 +240,9 @@ def _size(
         Term("cache", blocks * per_block, "per sequence", cache),
         *([Term("frontier", sequences * per_frontier, "per sequence", frontier)] if per_frontier else []),
         *([kept] if kept else []),
+        Term(
+            "token ids", 4 * sequences * context + TREE_BYTES * blocks, "resident", "of sequences and the prefix tree"
+        ),
         Term("workspace", sum(low.slot_bytes), "transient", f"step buffers for {chunk} tokens and {outputs} outputs"),
         Term("attention partials", partials * 4, "transient", f"{sequences} rows over {context:,} tokens"),
         Term("thread scratch", scratch, "transient", f"{num_threads} threads"),

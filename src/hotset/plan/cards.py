@@ -16,6 +16,11 @@ from hotset.errors import RequestError
 from hotset.models.registry import describe
 from hotset.models.spec import ModelSpec
 
+LAYER_LISTS = ("compress_ratios", "indexer_types", "mlp_layer_types")
+"""Keys of config.json with an entry for every layer."""
+LAYER_COUNTS = ("num_hash_layers", "first_k_dense_replace")
+"""Keys that count first layers of a kind."""
+
 _FOLDER = resources.files("hotset.plan") / "cards"
 
 
@@ -57,9 +62,8 @@ def cut_layers(config: dict[str, Any], num_layers: int) -> dict[str, Any]:
         raise RequestError(f"{num_layers} layers, expected 1 to {whole}")
     kept = {key: value for key, value in config.items() if not key.startswith("dspark_")}
     kept |= {"num_hidden_layers": num_layers, "num_nextn_predict_layers": 0}
-    kept["compress_ratios"] = config["compress_ratios"][:num_layers]
-    kept["num_hash_layers"] = min(config["num_hash_layers"], num_layers)
-    return kept
+    kept |= {key: config[key][:num_layers] for key in LAYER_LISTS if key in config}
+    return kept | {key: min(config[key], num_layers) for key in LAYER_COUNTS if key in config}
 
 
 def describe_config(name: str, config: dict[str, Any]) -> ModelSpec:

@@ -1,7 +1,8 @@
 """The plan for a machine that is not this one: what each of its devices holds, from a model's declarations alone.
 
-Weights are split evenly over the devices. Every device has a copy of the cache, since a row that is key and value of
-all heads cannot be split by head, and a workspace of its own.
+Devices are the GPUs of a machine, or the nodes of one that has none. Weights are split evenly over the devices. Every
+device has a copy of the cache, since a row that is key and value of all heads cannot be split by head, and a workspace
+of its own.
 """
 
 from __future__ import annotations
@@ -11,18 +12,22 @@ from dataclasses import asdict, dataclass
 
 from hotset.checkpoint.formats import FORMATS
 from hotset.checkpoint.manifest import TensorDecl
-from hotset.errors import MachineError, RequestError
-from hotset.machine.presets import Preset
+from hotset.errors import RequestError
+from hotset.machine.profile import Profile
 from hotset.models.spec import ModelSpec, with_cache_format
 from hotset.plan.budget import DEFAULT_CONTEXT, DEFAULT_SEQUENCES, SAMPLER_BYTES, Term, Wish, snapshot_term
-from hotset.plan.paged import paged_layout, tokens_in_flight
+from hotset.plan.expect import Expectation, expect, explain_expectation
+from hotset.plan.paged import has_paged_layout, paged_layout, tokens_in_flight
+from hotset.plan.placement import Placement, consumers_of, explain_placement, place
 from hotset.program.cache import BLOCK_TOKENS, block_bytes, frontier_bytes, num_blocks
 from hotset.program.cost import decode_bytes
-from hotset.program.lower import lower
+from hotset.program.lower import step_bytes
 from hotset.units import format_bytes, format_rate
 
 CHUNKS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 """Prefill chunks whose workspace is shown."""
+CHUNK_SHARE = 1 / 16
+"""Of a device's memory for the workspace, where the devices cannot hold all weights anyway."""
 PAGED_FORM = "FP8+FP8"
 """The row formats that the published runs of the paged layout had."""
 PAGED_CHUNKS = (8192, 32768)
@@ -82,7 +87,10 @@ class DevicePlan:
     decode_bytes: dict[int, int]
     """Bytes one decoded token reads, by context, on all devices together."""
     read_bytes_per_s: float
-    """Measured read bandwidth of all devices together."""
+    """Read bandwidth of all devices together."""
+    placement: Placement
+    expected: Expectation | None
+    """Of the layout that won; None when none fits."""
     paged: tuple[PagedLine, ...] = ()
     paged_bytes_per_token: float = 0.0
     """Bytes of the paged pool for one more token in flight; 0 for a model that it is not made for."""
@@ -93,7 +101,8 @@ class DevicePlan:
 
     @property
     def fits(self) -> bool:
-        return self.total_bytes <= self.usable_bytes
+        """Whether some layout fits, on the devices alone or with the memory beside them."""
+        return self.placement.winner is not None
 
     def to_json(self) -> dict[str, object]:
         """The plan as plain JSON values."""
@@ -101,7 +110,16 @@ class DevicePlan:
             name: {str(key): num_bytes for key, num_bytes in table.items()}
             for name, table in (("workspace", self.workspace), ("decode_bytes", self.decode_bytes))
         }
-        return asdict(self) | tables | {"total_bytes": self.total_bytes, "fits": self.fits}
+        parts = {name: value for name, value in vars(self).items() if name not in ("expected", "placement")}
+        parts |= {name: asdict(parts[name]) for name in ("weights",)}
+        parts |= {name: [asdict(entry) for entry in parts[name]] for name in ("terms", "caches", "paged")}
+        totals = {
+            "total_bytes": self.total_bytes,
+            "fits": self.fits,
+            "placement": self.placement.to_json(),
+            "expected": self.expected.to_json() if self.expected else None,
+        }
+        return parts | tables | totals
 
 
 def declared_bytes(declarations: Iterable[TensorDecl]) -> WeightBytes:
@@ -117,7 +135,7 @@ def declared_bytes(declarations: Iterable[TensorDecl]) -> WeightBytes:
 
 
 def plan_devices(
-    spec: ModelSpec, formats: Mapping[str, str], weights: WeightBytes, machine: Preset, wish: Wish
+    spec: ModelSpec, formats: Mapping[str, str], weights: WeightBytes, machine: Profile, wish: Wish
 ) -> DevicePlan:
     """Plan ``spec``, in its cache form, on the devices of ``machine``.
 
@@ -129,8 +147,11 @@ def plan_devices(
     if context > spec.max_context:
         limit = f"the {spec.max_context} tokens that {spec.name} was made for"
         raise RequestError(f"context {context} is more than {limit}", f"--context {spec.max_context}")
-    count = len(machine.devices)
-    usable = min(pool.usable_bytes for pool in machine.devices)
+    cpus, gpus = consumers_of(machine, wish.nodes)
+    devices = gpus or cpus
+    count = len(devices)
+    usable = min(machine.memory(device.near).usable_bytes for device in devices)
+    usable = usable if wish.max_hbm is None else min(usable, wish.max_hbm)
     caches = tuple(
         _cache_line(with_cache_format(spec, formats, form.name), form.name, context) for form in spec.cache_forms
     )
@@ -139,21 +160,28 @@ def plan_devices(
     outputs = max(sequences, 8)
     # Step buffers are the same in every cache form; the default form is one that kernels read.
     program = with_cache_format(spec, formats).program
-    workspace = {chunk: sum(lower(program, formats, chunk, outputs).slot_bytes) for chunk in chunks}
+    workspace = step_bytes(program, formats, chunks, outputs)
     share = f"1/{count} of {weights.num_tensors:,} tensors"
     terms = [
         Term("weights", -(-weights.num_bytes // count), "resident", share),
         Term("cache", sequences * own.context_bytes, "per sequence", f"{own.rows}, {sequences} x {context:,} tokens"),
-        Term("frontier", sequences * own.frontier_bytes, "per sequence", "windows and compressor state"),
         Term("sampler", SAMPLER_BYTES * spec.vocab_size, "resident", f"{spec.vocab_size:,} logits"),
     ]
+    if own.frontier_bytes:
+        frontier = sequences * own.frontier_bytes
+        terms.insert(2, Term("frontier", frontier, "per sequence", "windows and compressor state"))
     _, kept = snapshot_term(spec, wish.snapshots, sequences)
     terms += [kept] if kept else []
     room = usable - sum(term.num_bytes for term in terms)
+    # Weights that lie in part beside the devices leave room for what the planner wants.
+    room = room if room > 0 else int(usable * CHUNK_SHARE)
     fitting = [chunk for chunk in CHUNKS if workspace[chunk] <= room and chunk <= context]
     chunk = wish.prefill_chunk or max(fitting, default=CHUNKS[0])
     terms.append(Term("workspace", workspace[chunk], "transient", f"step buffers for {chunk:,} tokens"))
     paged, per_token = _paged(spec, formats, context)
+    contexts = sorted({1, min(4096, context), context})
+    placement = place(spec, formats, machine, wish, context, chunk)
+    homes = placement.winner.layout.decode if placement.winner is not None else None
     return DevicePlan(
         model=spec.name,
         machine=machine.name,
@@ -167,8 +195,10 @@ def plan_devices(
         usable_bytes=usable,
         caches=caches,
         workspace=workspace,
-        decode_bytes={c: decode_bytes(spec.program, formats, c) for c in sorted({1, min(4096, context), context})},
-        read_bytes_per_s=sum(pool.bytes_per_s for pool in machine.devices),
+        decode_bytes={c: decode_bytes(spec.program, formats, c) for c in contexts},
+        read_bytes_per_s=sum(machine.path(device.name, device.near).read_bytes_per_s for device in devices),
+        placement=placement,
+        expected=None if homes is None else expect(spec, formats, machine, contexts, chunk, homes),
         paged=paged,
         paged_bytes_per_token=per_token,
     )
@@ -184,13 +214,13 @@ def _form_of(spec: ModelSpec) -> str:
 
 def _cache_line(spec: ModelSpec, form: str, context: int) -> CacheLine:
     per_block = block_bytes(spec.groups)
-    rows = ", ".join(f"{group.name} {group.format}" for group in spec.groups)
+    rows = ", ".join(f"{group.name} {group.format}" for group in spec.groups) or "no layer keeps rows of all tokens"
     frontier = frontier_bytes(spec.frontier)
     return CacheLine(form, rows, per_block / BLOCK_TOKENS, num_blocks(context) * per_block, frontier)
 
 
 def _paged(spec: ModelSpec, formats: Mapping[str, str], context: int) -> tuple[tuple[PagedLine, ...], float]:
-    if PAGED_FORM not in {form.name for form in spec.cache_forms} or not spec.frontier:
+    if PAGED_FORM not in {form.name for form in spec.cache_forms} or not has_paged_layout(spec):
         return (), 0.0
     layout = paged_layout(with_cache_format(spec, formats, PAGED_FORM))
     lines = []
@@ -214,10 +244,11 @@ def explain_devices(plan: DevicePlan) -> list[str]:
     ]
     if w.num_spare:
         lines.append(f"not loaded: {w.num_spare:,} tensors, {format_bytes(w.spare_bytes)}: {w.spare_reason}")
-    lines.append("each device:")
+    lines.append("each device, holding its part of everything:")
     for term in plan.terms:
         lines.append(f"  {term.name:<10}  {format_bytes(term.num_bytes):>11}  {term.kind:<12}  {term.detail}")
-    verdict = f"{'fits' if plan.fits else 'does NOT fit'} in {format_bytes(plan.usable_bytes)}"
+    verdict = "fits" if plan.total_bytes <= plan.usable_bytes else "does NOT fit"
+    verdict += f" in {format_bytes(plan.usable_bytes)}"
     lines.append(f"  {'total':<10}  {format_bytes(plan.total_bytes):>11}  {verdict}")
     for context, num_bytes in plan.decode_bytes.items():
         lines.append(
@@ -228,11 +259,12 @@ def explain_devices(plan: DevicePlan) -> list[str]:
     for line in plan.caches:
         lines.append(
             f"  {line.form:<10}  {format_bytes(line.context_bytes):>11}  {line.bytes_per_token:>9,.2f} B per token, "
-            f"frontier {format_bytes(line.frontier_bytes)}; {line.rows}"
+            f"{f'frontier {format_bytes(line.frontier_bytes)}; ' if line.frontier_bytes else ''}{line.rows}"
         )
     lines.append("workspace by prefill chunk, the same memory for every layer:")
     lines += [f"  {chunk:>10,}  {format_bytes(num_bytes):>11}" for chunk, num_bytes in plan.workspace.items()]
-    return lines + _explain_paged(plan)
+    lines += _explain_paged(plan) + explain_placement(plan.placement)
+    return lines if plan.expected is None else lines + explain_expectation(plan.expected)
 
 
 def _explain_paged(plan: DevicePlan) -> list[str]:
@@ -249,16 +281,3 @@ def _explain_paged(plan: DevicePlan) -> list[str]:
             f"{line.num_blocks:,} blocks"
         )
     return lines
-
-
-def require_device_fit(plan: DevicePlan) -> None:
-    """Refuse a plan that does not fit, naming the largest term. Raises MachineError."""
-    if plan.fits:
-        return
-    largest = max(plan.terms, key=lambda term: term.num_bytes)
-    message = (
-        f"each device of {plan.machine} needs {format_bytes(plan.total_bytes)}, {format_bytes(plan.usable_bytes)} are "
-        f"usable; the largest term is {largest.name}: {format_bytes(largest.num_bytes)}"
-    )
-    smaller = {"cache": "a smaller --context or --sequences", "workspace": f"--prefill-chunk {CHUNKS[0]}"}
-    raise MachineError(message, smaller.get(largest.name, "a machine with more device memory, or a smaller model"))

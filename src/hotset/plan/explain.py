@@ -1,13 +1,15 @@
-"""A plan in words: every term, then what a token reads."""
+"""A plan in words: every term, then what a token reads, and how fast that should be."""
 
 from __future__ import annotations
 
 from hotset.plan.budget import Plan
-from hotset.units import format_bytes, format_rate
+from hotset.plan.expect import Expectation, explain_expectation
+from hotset.plan.nodes import explain_nodes
+from hotset.units import format_bytes
 
 
-def explain(plan: Plan, read_bandwidth: float | None = None) -> list[str]:
-    """Lines that print the plan. ``read_bandwidth`` (bytes/s, measured) adds the decode ceiling it sets."""
+def explain(plan: Plan, expectation: Expectation | None = None) -> list[str]:
+    """Lines that print the plan, and the speeds that are expected of it."""
     width = max(len(term.name) for term in plan.terms)
     lines = [
         f"{plan.model}: context {plan.context:,}, {plan.max_sequences} sequences, prefill chunk {plan.prefill_chunk}, "
@@ -24,9 +26,7 @@ def explain(plan: Plan, read_bandwidth: float | None = None) -> list[str]:
         f"cache: {plan.cache_bytes_per_token:,.2f} B per token, {plan.block_bytes:,} B per block of 256 tokens"
     )
     for context, num_bytes in plan.decode_bytes.items():
-        ceiling = ""
-        if read_bandwidth:
-            ceiling = f": at most {read_bandwidth / num_bytes:,.1f} tok/s at {format_rate(read_bandwidth)}"
-        lines.append(f"a token at context {context:,} reads {num_bytes / 1e6:,.1f} MB{ceiling}")
+        lines.append(f"a token at context {context:,} reads {num_bytes / 1e6:,.1f} MB")
+    lines.extend(explain_nodes(plan.nodes))
     lines.extend(plan.changes)
-    return lines
+    return lines + (explain_expectation(expectation) if expectation is not None else [])

@@ -133,6 +133,12 @@ class PagedLayout:
         return per_block * self.stride(form)
 
 
+def has_paged_layout(spec: ModelSpec) -> bool:
+    """Whether the model keeps what the paged layout is made for: compressed rows of all kinds, windows and states."""
+    rings, groups = {group.name for group in spec.frontier}, {group.name for group in spec.groups}
+    return groups >= {"csa", "index", "hca"} and rings >= {"window", *STATE_TOKENS}
+
+
 def tokens_in_flight(chunk: int, *, is_async: bool) -> int:
     """Tokens scheduled and not yet known to be finished: one batch, or two with asynchronous scheduling."""
     return (2 if is_async else 1) * chunk
@@ -150,7 +156,7 @@ def paged_layout(spec: ModelSpec, *, draft_layers: int = 0, align: int = FLASHML
     """
     rings = {group.name: group for group in spec.frontier}
     groups = {group.name: group for group in spec.groups}
-    if not {"csa", "index", "hca"} <= groups.keys() or not {"window", *STATE_TOKENS} <= rings.keys():
+    if not has_paged_layout(spec):
         raise RequestError(f"{spec.name} has no cache of compressed rows and windows to compare")
     main = tuple(
         PageKind(name, len(group.layers), BLOCK_TOKENS, align_up(group.layer_block_bytes, align))

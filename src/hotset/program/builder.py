@@ -54,6 +54,13 @@ class Builder:
         self._ops.append(p.RmsNorm(x, self.vector(key, x.width), eps, out))
         return out
 
+    def layer_norm(self, x: p.Buffer, key: str, eps: float) -> p.Buffer:
+        """Norm with mean, by ``KEY.weight`` and ``KEY.bias``."""
+        out = self.buffer("norm", x.width, x.rows)
+        weight, bias = self.vector(f"{key}.weight", x.width), self.vector(f"{key}.bias", x.width)
+        self._ops.append(p.LayerNorm(x, weight, bias, eps, out))
+        return out
+
     def head_norm(self, x: p.Buffer, num_heads: int, head_dim: int, eps: float) -> None:
         _check(num_heads * head_dim == x.width, f"head_norm: {num_heads} heads of {head_dim} on a row of {x.width}")
         self._ops.append(p.HeadNorm(x, num_heads, head_dim, eps))
@@ -194,21 +201,77 @@ class Builder:
         )  # fmt: skip
         return out
 
-    def route(
-        self, scores: p.Buffer, top_k: int, scaling: float, *, bias: str = "", table: str = "", vocab_size: int = 0
+    def latent_norm(self, x: p.Buffer, key: str, latent: int, eps: float) -> p.Buffer:
+        _check(0 < latent < x.width, f"{key}: {latent} latent channels of {x.width}")
+        out = self.buffer("latent", x.width)
+        self._ops.append(p.LatentNorm(x, self.vector(key, latent), eps, out))
+        return out
+
+    def store_rows(self, x: p.Buffer, group: str, layer: int, plain: int, *, hadamard: bool = False) -> None:
+        _check(0 < plain <= x.width, f"store_rows: {plain} plain channels of {x.width}")
+        rows = self._cache_group(group, layer)
+        _check(rows.tokens_per_row == 1, f"store_rows: a row per token into {rows}")
+        self._ops.append(p.StoreRows(x, group, layer, plain, hadamard))
+
+    def latent_query(self, x: p.Buffer, key: str, num_heads: int, plain: int, value_dim: int, latent: int) -> p.Buffer:
+        """Heads of plain + rotary channels into the latent space, by the matrix that :meth:`latent_value` shares."""
+        head_dim = x.width // num_heads
+        _check(
+            x.width == num_heads * head_dim and 0 < plain < head_dim,
+            f"{key}: {num_heads} heads with {plain} plain channels on a row of {x.width}",
+        )
+        out = self.buffer("latent_query", num_heads * (latent + head_dim - plain))
+        weight = self.weight(key, num_heads * (plain + value_dim), latent)
+        self._ops.append(p.LatentQuery(x, weight, out, num_heads, plain, value_dim))
+        return out
+
+    def attend_latent(
+        self, q: p.Buffer, chosen: p.Buffer, group: str, layer: int, num_heads: int, latent: int, scale: float
     ) -> p.Buffer:
+        """Attention over the chosen rows of ``group``, their first ``latent`` channels being the values."""
+        key_dim = q.width // num_heads
+        _check(
+            q.width == num_heads * key_dim and latent < key_dim and chosen.rows == q.rows,
+            f"attend_latent: {num_heads} heads, {latent} latent channels, rows {chosen} on a row of {q.width}",
+        )
+        rows = self._cache_group(group, layer)
+        _check(rows.tokens_per_row == 1, f"attend_latent: rows of single tokens, not {rows}")
+        out = self.buffer("attend", num_heads * latent)
+        self._ops.append(p.AttendLatent(q, chosen, out, group, layer, num_heads, key_dim, latent, scale))
+        return out
+
+    def latent_value(self, x: p.Buffer, key: str, num_heads: int, plain: int, value_dim: int) -> p.Buffer:
+        latent = x.width // num_heads
+        _check(x.width == num_heads * latent, f"{key}: {num_heads} heads on a row of {x.width}")
+        weight = self.weight(key, num_heads * (plain + value_dim), latent)
+        out = self.buffer("values", num_heads * value_dim)
+        self._ops.append(p.LatentValue(x, weight, out, num_heads, plain, value_dim))
+        return out
+
+    def route(
+        self, scores: p.Buffer, top_k: int, scaling: float, *, bias: str = "", table: str = "", vocab_size: int = 0,
+        gate: Literal["sqrtsoftplus", "sigmoid"] = "sqrtsoftplus", num_groups: int = 1, top_groups: int = 1,
+    ) -> p.Buffer:  # fmt: skip
         """Experts by score with the choice ``bias``, or by token with ``table`` [vocab_size, top_k]."""
         _check(bool(bias) != bool(table), f"route: bias {bias!r} and table {table!r}, expected one of them")
         _check(0 < top_k <= scores.width, f"route: {top_k} of {scores.width} experts")
+        _check(
+            0 < top_groups <= num_groups and scores.width % num_groups == 0
+            and top_k <= scores.width // num_groups * top_groups and (num_groups == 1 or not table),
+            f"route: {top_k} of {scores.width} experts from {top_groups} of {num_groups} groups",
+        )  # fmt: skip
         by_score = self.vector(bias, scores.width) if bias else None
         by_token = self.weight(table, vocab_size, top_k, is_table=True) if table else None
         out = self.buffer("route", 2 * top_k)
-        self._ops.append(p.Route(scores, by_score, by_token, out, scores.width, top_k, scaling))
+        self._ops.append(
+            p.Route(scores, by_score, by_token, out, scores.width, top_k, scaling, gate, num_groups, top_groups)
+        )
         return out
 
     def expert_gated(
-        self, x: p.Buffer, route: p.Buffer, gate: str, up: str, num_experts: int, out_width: int, limit: float
-    ) -> p.Buffer:
+        self, x: p.Buffer, route: p.Buffer, gate: str, up: str, num_experts: int, out_width: int,
+        limit: float | None = None,
+    ) -> p.Buffer:  # fmt: skip
         """Gated products of every (token, expert) pair; one row per pair."""
         _check(x.rows == route.rows == "tokens", f"expert_gated: rows of {x} and {route}")
         gates, ups = (self.weight(key, out_width, x.width, num_experts) for key in (gate, up))
@@ -216,12 +279,16 @@ class Builder:
         self._ops.append(p.ExpertGated(x, route, gates, ups, out, route.width // 2, limit))
         return out
 
-    def expert_down(self, x: p.Buffer, route: p.Buffer, down: str, num_experts: int, out_width: int) -> p.Buffer:
+    def expert_down(
+        self, x: p.Buffer, route: p.Buffer, down: str, num_experts: int, out_width: int, add_to: p.Buffer | None = None
+    ) -> p.Buffer:
         """Products of every pair, summed by token."""
         _check(x.rows == "pairs" and route.rows == "tokens", f"expert_down: rows of {x} and {route}")
-        out = self.buffer("experts", out_width)
+        fits = add_to is None or (add_to.width, add_to.rows) == (out_width, "tokens")
+        _check(fits, f"{down}: adds {out_width} columns to buffer {add_to}")
+        out = add_to if add_to is not None else self.buffer("experts", out_width)
         weight = self.weight(down, out_width, x.width, num_experts)
-        self._ops.append(p.ExpertDown(x, route, weight, out, route.width // 2))
+        self._ops.append(p.ExpertDown(x, route, weight, out, route.width // 2, add_to is not None))
         return out
 
     def select_outputs(self, x: p.Buffer) -> p.Buffer:

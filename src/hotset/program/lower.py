@@ -16,7 +16,7 @@ for many tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from hotset.checkpoint.formats import FORMATS
 from hotset.errors import InternalError
@@ -35,6 +35,7 @@ from hotset.program.lower_types import (
     ATTEND_ROWS,
     CACHE_KIND,
     FEW_TOKENS,
+    INDEX_KIND,
     NUM_ACT_KINDS,
     OP_KINDS,
     ROW_KIND,
@@ -54,9 +55,9 @@ from hotset.program.lower_types import (
 
 __all__ = [
     "ACT_BF16", "ACT_F32", "ACT_KIND", "ACT_Q8_OFFSET_8", "ACT_Q8_OFFSET_12", "ACT_Q8_OFFSET_32", "ACT_Q8_OFFSET_128",
-    "ACT_Q8_SUM", "CACHE_KIND", "FEW_TOKENS", "NUM_ACT_KINDS", "OP_KINDS", "ROW_KIND", "TILE_KEYS", "TILE_ROWS",
-    "Lowered", "NativeBuffer", "NativeOp", "NativeWeight", "act_bytes", "lower", "partial_floats", "row_floats",
-    "table_bytes", "tile_bytes", "weight_bytes",
+    "ACT_Q8_SUM", "CACHE_KIND", "FEW_TOKENS", "INDEX_KIND", "NUM_ACT_KINDS", "OP_KINDS", "ROW_KIND", "TILE_KEYS",
+    "TILE_ROWS", "Lowered", "NativeBuffer", "NativeOp", "NativeWeight", "act_bytes", "lower", "partial_floats",
+    "row_floats", "step_bytes", "table_bytes", "tile_bytes", "weight_bytes",
 ]  # fmt: skip
 
 
@@ -64,22 +65,41 @@ def lower(program: p.Program, formats: Mapping[str, str], max_tokens: int, max_o
     """Lower ``program`` for weights in ``formats`` (by key) and steps of at most that many tokens and outputs.
 
     Raises:
-        RequestError: cache rows in a format that no kernel reads.
         CheckpointError: weights in a mixture of formats that no op takes.
     """
-    for name in set(formats.values()):
-        if name not in FORMATS:
-            raise InternalError(f"unknown format {name}")
-    low = emit(program, formats)
+    low, phases = _ordered(program, formats)
     low.max_tokens, low.max_outputs = max_tokens, max_outputs
     attends = [op for op in low.ops if op.kind == "attend"]
     low.attend_head_dim = max((op.head_dim for op in attends), default=0)
     low.attend_rows = ATTEND_ROWS if attends else 0
-    phases = order_ops(low)
     assign_slots(low, phases, max_tokens, max_outputs)
     for few in (True, False):
         place_barriers(low, few)
     return low
+
+
+def step_bytes(
+    program: p.Program, formats: Mapping[str, str], chunks: Iterable[int], max_outputs: int
+) -> dict[int, int]:
+    """Bytes of the buffers of steps of at most so many tokens, by number: the slots that :func:`lower` gives, summed.
+
+    The ops and their order do not depend on the tokens, so they are made once for all sizes. Errors as :func:`lower`.
+    """
+    low, phases = _ordered(program, formats)
+    out = {}
+    for chunk in chunks:
+        low.slot_bytes, low.private_slot_bytes = [], []
+        assign_slots(low, phases, chunk, max_outputs)
+        out[chunk] = sum(low.slot_bytes)
+    return out
+
+
+def _ordered(program: p.Program, formats: Mapping[str, str]) -> tuple[Lowered, list[int]]:
+    for name in set(formats.values()):
+        if name not in FORMATS:
+            raise InternalError(f"unknown format {name}")
+    low = emit(program, formats)
+    return low, order_ops(low)
 
 
 def partial_floats(program: p.Program, num_rows: int, context: int) -> int:

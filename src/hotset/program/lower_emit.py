@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hotset.errors import CheckpointError, InternalError, RequestError
+from hotset.errors import CheckpointError, InternalError
 from hotset.program import program as p
 from hotset.program.cache import BLOCK_TOKENS, FrontierGroup, frontier_offset, group_offset
 from hotset.program.lower_types import (
     ACT_KIND,
-    ACT_Q8_OFFSET_12,
     CACHE_KIND,
-    INDEX_FORMAT,
+    INDEX_ACT,
     INDEX_KIND,
+    INDEX_ROWS,
     MAX_EXPERTS,
     MAX_POOLED,
     MAX_TOP_K,
@@ -25,7 +25,7 @@ from hotset.program.lower_types import (
     NativeWeight,
     act_bytes,
 )
-from hotset.program.rows import kv_row
+from hotset.program.rows import TRANSFORMED, kv_row
 from hotset.units import align_up
 
 
@@ -67,7 +67,7 @@ class _Emitter:
         self.formats = formats
         self.out = Lowered()
         self.buffer_ids: dict[p.Buffer, int] = {}
-        self.packed_ids: dict[tuple[p.Buffer, int, int, int], int] = {}
+        self.packed_ids: dict[p.Buffer, dict[tuple[int, int, int], int]] = {}
         self.weight_ids: dict[str, int] = {}
         self.row_ids: dict[int, tuple[int, int]] = {}  # by layer: buffer of the step's window rows, plain channels
         self.order_ids: dict[p.Buffer, int] = {}
@@ -120,28 +120,28 @@ class _Emitter:
     def packed(self, x: p.Buffer, weight: p.Weight, groups: int = 1) -> int:
         """The packed form of ``x`` that this weight multiplies; emitted once per buffer value and kind."""
         kind = ACT_KIND[self.formats[weight.key]]
-        key = x, kind, groups, -1
-        if key not in self.packed_ids:
+        forms, key = self.packed_ids.setdefault(x, {}), (kind, groups, -1)
+        if key not in forms:
             source = self.out.buffers[self.buffer(x)]
-            self.packed_ids[key] = self.new_buffer(
+            forms[key] = self.new_buffer(
                 NativeBuffer(x.width, source.is_outputs, True, kind, is_private=True, groups=groups)
             )
-            self.emit("pack", x=self.buffer(x), out=self.packed_ids[key], groups=groups)
-        return self.packed_ids[key]
+            self.emit("pack", x=self.buffer(x), out=forms[key], groups=groups)
+        return forms[key]
 
     def packed_pairs(self, x: p.Buffer, weight: p.Weight, route: p.Buffer, top_k: int) -> int:
         """The row of ``x`` of every (token, expert) pair, packed expert by expert."""
         kind, order = ACT_KIND[self.formats[weight.key]], self.order_ids[route]
-        key = x, kind, 1, order
-        if key not in self.packed_ids:
-            self.packed_ids[key] = self.new_buffer(
+        forms, key = self.packed_ids.setdefault(x, {}), (kind, 1, order)
+        if key not in forms:
+            forms[key] = self.new_buffer(
                 NativeBuffer(x.width, False, True, kind, is_private=True, rows_per_token=top_k)
             )
             self.emit(
-                "pack_pairs", x=self.buffer(x), y=order, out=self.packed_ids[key], top_k=top_k,
+                "pack_pairs", x=self.buffer(x), y=order, out=forms[key], top_k=top_k,
                 num_experts=weight.count, by_pair=x.rows == "pairs",
             )  # fmt: skip
-        return self.packed_ids[key]
+        return forms[key]
 
     # ---- ops ----
 
@@ -179,9 +179,10 @@ class _Emitter:
                 self.lower_experts(op)
             case p.SelectOutputs():
                 self.emit("select", x=self.buffer(op.x), out=self.buffer(op.out))
+            case _:
+                self.lower_latent(op)
         for buffer in p.writes(op):  # a new value makes older packed forms stale
-            for key in [k for k in self.packed_ids if k[0] == buffer]:
-                del self.packed_ids[key]
+            self.packed_ids.pop(buffer, None)
 
     def lower_linear(self, op: p.Linear) -> None:
         if op.groups > 1 and op.weight.out_width // op.groups % TILE_ROWS:
@@ -248,7 +249,7 @@ class _Emitter:
         layout = kv_row(group.format, width, plain)
         return {
             "ring_offset": frontier_offset(self.program.frontier, name, layer), "ring_rows": group.num_rows,
-            "ring_kind": _row_kind(group.format), "ring_row_bytes": layout.data_bytes,
+            "ring_kind": _kind(ROW_KIND, group.format), "ring_row_bytes": layout.data_bytes,
             "ring_scale_bytes": layout.scale_bytes, "plain": plain,
         }  # fmt: skip
 
@@ -257,7 +258,7 @@ class _Emitter:
         layout = kv_row(self.cache_format(name), width, plain)
         return {
             "cache_offset": group_offset(self.program.groups, name, layer),
-            "row_kind": _row_kind(self.cache_format(name)), "row_bytes": layout.data_bytes,
+            "row_kind": _kind(ROW_KIND, self.cache_format(name)), "row_bytes": layout.data_bytes,
             "scale_bytes": layout.scale_bytes, "plain": plain,
         }  # fmt: skip
 
@@ -277,7 +278,7 @@ class _Emitter:
             "ring_offset": frontier_offset(self.program.frontier, op.state, op.layer), "ring_rows": state.num_rows,
             "ring_row_bytes": state.row_bytes,
         }  # fmt: skip
-        if op.hadamard or self.cache_format(op.group) == INDEX_FORMAT:
+        if op.hadamard:
             rows = self.index_fields(op.group, op.layer, op.ratio)
         else:
             rows = self.row_fields(op.group, op.layer, width, width - 2 * len(op.frequencies))
@@ -285,34 +286,39 @@ class _Emitter:
         self.emit(
             "compress", x=x, y=y, weight=self.weight(op.ape), weight2=self.weight(op.norm), value=op.eps,
             frequency=self.frequency(op.frequencies), rotary_dim=2 * len(op.frequencies), ratio=op.ratio,
-            overlap=op.overlap, head_dim=width, hadamard=op.hadamard, **ring, **rows,
+            overlap=op.overlap, head_dim=width, **ring, **rows,
         )  # fmt: skip
         self.emit("store_state", x=x, y=y, **ring)
 
-    def index_fields(self, group: str, layer: int, ratio: int) -> dict[str, object]:
-        """Where the index rows of a layer lie in a block: whole tiles of sixteen."""
+    def index_kind(self, group: str) -> dict[str, object]:
+        """The format of index rows, and of the queries that meet them."""
         fmt = self.cache_format(group)
-        if fmt != INDEX_FORMAT or BLOCK_TOKENS // ratio % TILE_ROWS:
-            raise RequestError(
-                f"index rows in {fmt}, {BLOCK_TOKENS // ratio} to a block: kernels read {INDEX_FORMAT} in tiles of "
-                f"{TILE_ROWS}",
-                "--cache-format FP8",
-            )
-        return {"cache_offset": group_offset(self.program.groups, group, layer), "row_kind": INDEX_KIND}
+        return {"row_kind": INDEX_ROWS + _kind(INDEX_KIND, fmt), "hadamard": fmt in TRANSFORMED}
+
+    def index_fields(self, group: str, layer: int, ratio: int) -> dict[str, object]:
+        """Where the index rows of a layer lie in a block, whole tiles of sixteen, and their format."""
+        if BLOCK_TOKENS // ratio % TILE_ROWS:
+            raise InternalError(f"{BLOCK_TOKENS // ratio} index rows to a block, expected a multiple of {TILE_ROWS}")
+        return {"cache_offset": group_offset(self.program.groups, group, layer)} | self.index_kind(group)
 
     def lower_index(self, op: p.IndexRows, rope: p.Rope | None) -> None:
         """Pack queries and weights, put rows forward (or choose them, with many tokens), choose among the threads'."""
-        query_bytes = act_bytes(ACT_Q8_OFFSET_12, op.head_dim, op.num_heads) + 4 * op.num_heads
+        is_planned = op.ratio == 1
+        act = INDEX_ACT[self.cache_format(op.group)]
+        query_bytes = act_bytes(act, op.head_dim, op.num_heads) + 4 * op.num_heads
         query = self.new_buffer(NativeBuffer(query_bytes // 4, False, is_private=True))
         turn = {} if rope is None else _rope_fields(rope) | {"y": self.buffer(rope.angles)}
         self.emit(
             "index_pack", x=self.buffer(op.q), z=self.buffer(op.weights), out=query, value=op.scale,
-            **turn | {"num_heads": op.num_heads, "head_dim": op.head_dim},
+            **turn | self.index_kind(op.group) | {"num_heads": op.num_heads, "head_dim": op.head_dim},
         )  # fmt: skip
-        fields = self.index_fields(op.group, op.layer, op.ratio) | {
-            "num_heads": op.num_heads, "head_dim": op.head_dim, "ratio": op.ratio, "top_k": op.top_k,
-        }  # fmt: skip
+        counts = {"num_heads": op.num_heads, "head_dim": op.head_dim, "ratio": op.ratio, "top_k": op.top_k}
         out = self.buffer(op.out, is_private=True)
+        if is_planned:
+            offset = group_offset(self.program.groups, op.group, op.layer)
+            self.emit("index_rows", x=query, out=out, cache_offset=offset, **counts)
+            return
+        fields = self.index_fields(op.group, op.layer, op.ratio) | counts
         self.emit("index_select", x=query, out=out, **fields)
         self.emit("index_merge", out=out, **fields)
 
@@ -330,6 +336,45 @@ class _Emitter:
             top_k=0 if op.chosen is None else op.chosen.width, **fields,
         )  # fmt: skip
         self.emit("store_window", x=rows, **ring)
+
+    # ---- latent rows ----
+
+    def lower_latent(self, op: p.Op) -> None:
+        """Ops without kernels: what they keep in memory, for the plan."""
+        match op:
+            case p.LayerNorm():
+                self.emit(
+                    "layer_norm", x=self.buffer(op.x), weight=self.weight(op.weight), weight2=self.weight(op.bias),
+                    value=op.eps, out=self.buffer(op.out, is_private=True),
+                )  # fmt: skip
+            case p.LatentNorm():
+                out = self.buffer(op.out, is_private=True)
+                self.emit("latent_norm", x=self.buffer(op.x), weight=self.weight(op.weight), value=op.eps, out=out)
+            case p.StoreRows():
+                offset = group_offset(self.program.groups, op.group, op.layer)
+                self.emit("store_rows", x=self.buffer(op.x), cache_offset=offset, plain=op.plain, hadamard=op.hadamard)
+            case p.LatentQuery():
+                # The rotary channels go from the buffer itself.
+                x = self.packed(op.x, op.weight, op.num_heads)
+                self.emit(
+                    "latent_query", x=x, y=self.buffer(op.x), weight=self.weight(op.weight), out=self.buffer(op.out),
+                    num_heads=op.num_heads, plain=op.plain,
+                )  # fmt: skip
+            case p.LatentValue():
+                x = self.packed(op.x, op.weight, op.num_heads)
+                self.emit(
+                    "latent_value", x=x, weight=self.weight(op.weight), out=self.buffer(op.out),
+                    num_heads=op.num_heads, plain=op.plain,
+                )  # fmt: skip
+            case p.AttendLatent():
+                self.emit(
+                    "attend_latent", x=self.buffer(op.q), y=self.buffer(op.chosen), out=self.buffer(op.out),
+                    num_heads=op.num_heads, head_dim=op.key_dim, plain=op.latent, value=op.scale,
+                    top_k=op.chosen.width, unit_tokens=1,
+                    cache_offset=group_offset(self.program.groups, op.group, op.layer),
+                )  # fmt: skip
+            case _:
+                raise InternalError(f"no native ops for {type(op).__name__}")
 
     # ---- experts ----
 
@@ -349,13 +394,13 @@ class _Emitter:
                 out = self.buffer(op.out, rows_per_token=op.top_k)
                 self.emit(
                     "expert_gated", x=x, y=self.order_ids[op.route], weight=gate, weight2=up, out=out, top_k=op.top_k,
-                    limit=op.limit, num_experts=op.gate.count,
+                    limit=op.limit or 0.0, num_experts=op.gate.count,
                 )  # fmt: skip
             case p.ExpertDown():
                 x = self.packed_pairs(op.x, op.down, op.route, op.top_k)
                 self.emit(
                     "expert_down", x=x, y=self.order_ids[op.route], weight=self.weight(op.down), top_k=op.top_k,
-                    out=self.buffer(op.out), num_experts=op.down.count,
+                    out=self.buffer(op.out), num_experts=op.down.count, add=op.add,
                 )  # fmt: skip
 
     def lower_route(self, op: p.Route) -> None:
@@ -384,11 +429,7 @@ def _rope_fields(op: p.Rope) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _row_kind(format: str) -> int:
-    if format not in ROW_KIND:
-        raise RequestError(
-            f"rows in {format} have no kernels, only the reference executor reads them; expected one of "
-            f"{', '.join(ROW_KIND)}",
-            "--cache-format FP8",
-        )
-    return ROW_KIND[format]
+def _kind(kinds: Mapping[str, int], format: str) -> int:
+    if format not in kinds:
+        raise InternalError(f"rows in {format} have no kernels, expected one of {', '.join(kinds)}")
+    return kinds[format]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hotset.errors import InternalError
-from hotset.program.lower_types import FEW_TOKENS, Lowered, NativeOp
+from hotset.program.lower_types import FEW_TOKENS, PLANNED_KINDS, Lowered, NativeOp
 
 # (kind, size, buffer): two accesses to one slot are free of each other only when they cut the same buffer alike.
 # Two buffers that share a slot have different layouts, so equal shares of them overlap.
@@ -126,6 +126,14 @@ def _row_accesses(at: _Touch, op: NativeOp, cache: object) -> list[Access]:
             chosen = [] if op.y < 0 else [at.whole(op.y)]
             rows = [] if op.ratio == 0 else [(cache, False, ANY)]
             return [q, out, *chosen, at.whole(op.z), (ring, False, ANY), *rows]
+    if op.kind in PLANNED_KINDS:
+        # No kernel cuts these into shares yet: each takes whole buffers, which is what a slot must allow for.
+        touched = [at.whole(b) for b in (op.x, op.y, op.z) if b >= 0]
+        if op.out >= 0:
+            touched.append(at.whole(op.out, True))
+        if op.kind in ("store_rows", "index_rows", "attend_latent"):
+            touched.append((cache, op.kind == "store_rows", ANY))
+        return touched
     raise InternalError(f"no access rule for native op {op.kind}")
 
 

@@ -21,11 +21,9 @@ SPAN_TOKENS = 1024
 SCALE_INPUTS = 128
 """Inputs that share an FP8 scale (kScaleInputs in native/src/types.h)."""
 TILE_KEYS = 64
-"""Rows of one tile of attention over rows, and query rows of one call (kTileKeys, kMaxTileQueries)."""
-TILE_BLOCK = 16
-"""Query rows that a tile kernel takes at a time (kMaxTileBlock)."""
+"""Rows of one tile of attention over rows (kTileKeys)."""
 UNIT_TOKENS = 4
-"""Neighbouring tokens that share an expanded tile when all of them read the same rows."""
+"""Neighbouring tokens that share a tile when all of them read the same rows."""
 MAX_EXPERTS, MAX_TOP_K = 4096, 64
 """Experts of a layer and of a token (kMaxExperts, kMaxTopK)."""
 MAX_POOLED = 256
@@ -40,18 +38,21 @@ ACT_F32, ACT_BF16, ACT_Q8_OFFSET_8, ACT_Q8_OFFSET_128, ACT_Q8_OFFSET_32, ACT_Q8_
 ACT_KIND = {
     "F32": ACT_F32, "F16": ACT_F32, "BF16": ACT_BF16, "FP8": ACT_BF16, "Q8_0": ACT_Q8_OFFSET_128,
     "Q4_0": ACT_Q8_OFFSET_8, "Q4_1": ACT_Q8_SUM, "Q4_K": ACT_Q8_SUM, "Q6_K": ACT_Q8_OFFSET_32,
-    "MXFP4": ACT_Q8_OFFSET_12,
+    "MXFP4": ACT_Q8_OFFSET_12, "FP8_F32": ACT_BF16, "INT4": ACT_Q8_SUM, "INT4_SYM": ACT_Q8_OFFSET_8,
 }  # fmt: skip
 """How a product with weights of this format wants its input rows (``ActKind`` in native/src/types.h)."""
 
 CACHE_KIND = {"F16": 0, "BF16": 1}
 """Format of cache rows (``CacheKind`` in native/src/types.h)."""
 
-ROW_KIND = {"FP8": 0, "BF16": 1, "BF16-exact": 2}
+ROW_KIND = {"FP8": 0, "BF16": 1, "BF16-exact": 2, "FP4": 3}
 """Format of rows that are key and value in one (``RowKind`` in native/src/types.h)."""
-INDEX_KIND = len(ROW_KIND)
-"""In place of a row kind: a group of MXFP4 index rows, in tiles."""
-INDEX_FORMAT = "MXFP4"
+INDEX_KIND = {"MXFP4": 0, "FP8": 1, "BF16-exact": 2}
+"""Format of index rows, which lie in tiles (``IndexKind`` in native/src/types.h)."""
+INDEX_ROWS = len(ROW_KIND)
+"""In place of a row kind, this and an index kind (``kIndexRows`` in native/src/executor.h)."""
+INDEX_ACT = {"MXFP4": ACT_Q8_OFFSET_12, "FP8": ACT_BF16, "BF16-exact": ACT_BF16}
+"""How the query heads that meet index rows are packed (``index_act`` in native/src/types.h)."""
 
 OP_KINDS = (
     "embed", "angles", "rms_norm", "pack", "linear", "gated", "silu_mul", "rope", "store_kv", "attend", "attend_merge",
@@ -60,6 +61,10 @@ OP_KINDS = (
     "expert_down",
 )  # fmt: skip
 """Order of ``OpKind`` in native/src/executor.h."""
+PLANNED_KINDS = (
+    "layer_norm", "latent_norm", "store_rows", "latent_query", "index_rows", "attend_latent", "latent_value",
+)  # fmt: skip
+"""Ops that have a place in memory and no kernels yet (:mod:`hotset.program.pending`)."""
 
 
 def act_bytes(kind: int, width: int, rows: int) -> int:
@@ -76,7 +81,8 @@ def row_floats(width: int) -> int:
 
 def tile_bytes(fmt: Format, in_width: int) -> int:
     """Bytes of sixteen packed rows (``tile_bytes`` in C++): as in the file, and for FP8 a header of their scales."""
-    header = align_up(-(-in_width // SCALE_INPUTS), 64) if fmt.name == "FP8" else 0
+    scale_bytes = {"FP8": 1, "FP8_F32": 4}.get(fmt.name, 0)
+    header = align_up(-(-in_width // SCALE_INPUTS) * scale_bytes, 64)
     return header + TILE_ROWS * fmt.row_bytes(in_width)
 
 
@@ -214,7 +220,7 @@ class Lowered:
     @property
     def candidate_bytes(self) -> int:
         """Bytes of the rows that one thread puts forward in a small step, for other threads to read."""
-        top_k = max((op.top_k for op in self.ops if op.kind == "index_select"), default=0)
+        top_k = max((op.top_k for op in self.ops if op.kind in ("index_select", "index_rows")), default=0)
         return align_up(FEW_TOKENS * (top_k + 1) * 8, 64) if top_k else 0
 
     @property
@@ -227,11 +233,10 @@ def _op_work_bytes(low: Lowered, op: NativeOp) -> int:
     if op.kind == "attend":
         dim = low.attend_head_dim
         return align_up(low.attend_rows * (2 * dim + 256 + 2 * (dim + 2)) * 4 + 512, 64)
-    if op.kind == "attend_rows":
+    if op.kind in ("attend_rows", "attend_latent"):
         dim, rows = op.head_dim, op.unit_tokens * op.num_heads
-        floats = min(rows, TILE_KEYS, TILE_BLOCK) * (TILE_KEYS + dim + 2)
-        parts = (TILE_KEYS * dim * 2, TILE_KEYS * dim * 2, rows * dim * 2, rows * (dim + 2) * 4, floats * 4)
+        parts = (rows * dim * 2, rows * (dim + 2) * 4, rows * (TILE_KEYS + 4) * 4)
         return sum(align_up(part, 64) for part in parts)
-    if op.kind in ("index_select", "index_merge"):
+    if op.kind in ("index_select", "index_merge", "index_rows"):
         return align_up(3 * (4 * op.top_k + SELECT_SLACK) * 8, 64)
     return 0

@@ -10,41 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hotset.program.buffers import Buffer as Buffer
+from hotset.program.buffers import Rows as Rows
+from hotset.program.buffers import Weight as Weight
 from hotset.program.cache import CacheGroup, FrontierGroup
-
-Rows = Literal["tokens", "outputs", "pairs"]
-
-
-@dataclass(frozen=True)
-class Buffer:
-    """Float32 matrix ``[rows, width]``.
-
-    ``rows`` is the step's tokens, the step's wanted outputs, or its (token, expert) pairs in the order of
-    :class:`Route`.
-    """
-
-    name: str
-    width: int
-    rows: Rows = "tokens"
-
-
-@dataclass(frozen=True)
-class Weight:
-    """A matrix ``[out_width, in_width]`` (linear) or a vector (``in_width`` 1) named by key.
-
-    ``count`` above 1 is a stack of such matrices, one per expert: ``KEY.E`` names matrix E. ``is_table`` marks an
-    integer table (expert ids by token), which is never multiplied.
-    """
-
-    key: str
-    out_width: int
-    in_width: int
-    count: int = 1
-    is_table: bool = False
-
-    def part(self, index: int) -> str:
-        """Key of one matrix of the stack."""
-        return f"{self.key}.{index}" if self.count > 1 else self.key
+from hotset.program.latent import AttendLatent as AttendLatent
+from hotset.program.latent import LatentNorm as LatentNorm
+from hotset.program.latent import LatentQuery as LatentQuery
+from hotset.program.latent import LatentValue as LatentValue
+from hotset.program.latent import LayerNorm as LayerNorm
+from hotset.program.latent import StoreRows as StoreRows
 
 
 @dataclass(frozen=True)
@@ -296,9 +271,13 @@ class AttendRows:
 class Route:
     """Choose ``top_k`` of ``num_experts`` experts for every token, and weigh them.
 
-    s = sqrt(softplus(scores)). Chosen are the best of s + bias (ties to the lower expert), or the ids in row tokens[t]
-    of ``table``. The weight of expert e is scaling s_e / sum of the chosen s. ``out`` [2 top_k]: expert ids as floats
-    in rising order, then their weights. Pairs of the step are ordered by expert, then by token.
+    s = sqrt(softplus(scores)) or sigmoid(scores), by ``gate``. Chosen are the best of s + bias (ties to the lower
+    expert), or the ids in row tokens[t] of ``table``. The weight of expert e is scaling s_e / sum of the chosen s.
+    ``out`` [2 top_k]: expert ids as floats in rising order, then their weights. Pairs of the step are ordered by
+    expert, then by token.
+
+    With ``num_groups`` above 1 the experts are that many equal runs. A run scores the sum of its two best s + bias, and
+    experts are chosen from the best ``top_groups`` runs only (ties to the lower run; specs/glm_5_2.md section 2.6).
     """
 
     scores: Buffer
@@ -308,11 +287,17 @@ class Route:
     num_experts: int
     top_k: int
     scaling: float
+    gate: Literal["sqrtsoftplus", "sigmoid"] = "sqrtsoftplus"
+    num_groups: int = 1
+    top_groups: int = 1
 
 
 @dataclass(frozen=True)
 class ExpertGated:
-    """For every pair (t, e) of ``route``, w being its weight: out = w silu(min(gate_e x, L)) clamp(up_e x, -L, L)."""
+    """For every pair (t, e) of ``route``, w being its weight: out = w silu(gate_e x) (up_e x).
+
+    With ``limit`` L: out = w silu(min(gate_e x, L)) clamp(up_e x, -L, L).
+    """
 
     x: Buffer
     route: Buffer
@@ -320,18 +305,19 @@ class ExpertGated:
     up: Weight
     out: Buffer
     top_k: int
-    limit: float
+    limit: float | None = None
 
 
 @dataclass(frozen=True)
 class ExpertDown:
-    """out[t] = sum over its experts, in rising order, of down_e x[pair]."""
+    """out[t] = sum over its experts, in rising order, of down_e x[pair], or out[t] += that sum when ``add``."""
 
     x: Buffer
     route: Buffer
     down: Weight
     out: Buffer
     top_k: int
+    add: bool = False
 
 
 @dataclass(frozen=True)
@@ -344,7 +330,8 @@ class SelectOutputs:
 
 Op = (
     Embed | RopeAngles | RmsNorm | Linear | GatedLinear | Rope | StoreKV | Attend | HeadNorm | HyperMix | HyperMerge
-    | WindowRows | Compress | IndexRows | AttendRows | Route | ExpertGated | ExpertDown | SelectOutputs
+    | WindowRows | Compress | IndexRows | AttendRows | Route | ExpertGated | ExpertDown | SelectOutputs | LayerNorm
+    | LatentNorm | StoreRows | LatentQuery | AttendLatent | LatentValue
 )  # fmt: skip
 
 
@@ -366,6 +353,8 @@ def reads(op: Op) -> tuple[Buffer, ...]:
             return ()
         case RmsNorm() | GatedLinear() | SelectOutputs() | HeadNorm() | WindowRows():
             return (op.x,)
+        case LayerNorm() | LatentNorm() | StoreRows() | LatentQuery() | LatentValue():
+            return (op.x,)
         case Linear():
             return (op.x, op.out) if op.add else (op.x,)
         case Rope():
@@ -386,8 +375,12 @@ def reads(op: Op) -> tuple[Buffer, ...]:
             return (op.q,) if op.chosen is None else (op.q, op.chosen)
         case Route():
             return (op.scores,)
-        case ExpertGated() | ExpertDown():
+        case AttendLatent():
+            return (op.q, op.chosen)
+        case ExpertGated():
             return (op.x, op.route)
+        case ExpertDown():
+            return (op.x, op.route, op.out) if op.add else (op.x, op.route)
 
 
 def writes(op: Op) -> tuple[Buffer, ...]:
@@ -395,7 +388,7 @@ def writes(op: Op) -> tuple[Buffer, ...]:
     match op:
         case Rope() | HeadNorm() | HyperMerge():
             return (op.x,)
-        case StoreKV() | WindowRows() | Compress():
+        case StoreKV() | WindowRows() | Compress() | StoreRows():
             return ()
         case HyperMix():
             return (op.out,) if op.coefficients is None else (op.out, op.coefficients)
@@ -408,8 +401,10 @@ def weights_of(op: Op) -> tuple[Weight, ...]:
     match op:
         case Embed():
             return (op.table,)
-        case RmsNorm() | Linear():
+        case RmsNorm() | Linear() | LatentNorm() | LatentQuery() | LatentValue():
             return (op.weight,)
+        case LayerNorm():
+            return (op.weight, op.bias)
         case GatedLinear() | ExpertGated():
             return (op.gate, op.up)
         case ExpertDown():

@@ -19,10 +19,12 @@ from hotset.checkpoint.manifest import Account
 from hotset.checkpoint.scaled import check_ids, weight_array
 from hotset.engine.batch import StepBatch
 from hotset.errors import InternalError
+from hotset.machine.verify import RegionPages
 from hotset.models.spec import ModelSpec
 from hotset.program import program as p
 from hotset.program import reference_ops as ops
 from hotset.program.lower import ACT_BF16, ACT_F32, ACT_KIND, TILE_KEYS
+from hotset.program.pending import require_runnable
 from hotset.program.reference_rows import Bytes, RowStore
 from hotset.program.rounding import Floats, round_bf16, round_index_row, round_kv_row, round_q8
 
@@ -50,6 +52,7 @@ class ReferenceExecutor:
         self, spec: ModelSpec, weights: Mapping[str, NDArray[Any]], formats: Mapping[str, str], *, num_blocks: int = 16,
         num_frontiers: int = 1, max_tokens: int = 512, max_outputs: int = 512, rounding: bool = True,
     ) -> None:  # fmt: skip
+        require_runnable(spec.program, formats, spec.name)
         self.num_blocks, self.max_tokens, self.max_outputs = num_blocks, max_tokens, max_outputs
         self._program = spec.program
         self._weights = weights
@@ -70,6 +73,10 @@ class ReferenceExecutor:
             self._run(op, batch)
         self.rows.commit(batch)
         return self._buffers[self._program.logits]
+
+    def regions(self) -> tuple[RegionPages, ...]:
+        """None: its arrays are NumPy's."""
+        return ()
 
     def close(self) -> None:
         """Nothing to free."""

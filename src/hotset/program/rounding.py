@@ -22,6 +22,8 @@ E4M3_MAX, E2M1_MAX = np.float32(448), np.float32(6)
 BF16_MAX = np.float32(3.3895313892515355e38)
 SCALED_MAX = np.float32(448 * 2.0**119)
 """The largest e4m3 times a power of two that is a BF16 number."""
+NIBBLE_MAX = np.float32(6 * 2.0**125)
+"""The same for e2m1."""
 E4M3_FLOOR = np.float32(1e-4)
 """Rows whose largest channel is smaller get the scale of this one."""
 E2M1_FLOOR = np.float32(6 * 2.0**-126)
@@ -110,7 +112,7 @@ def round_kv_row(format: str, x: Floats, plain: int) -> Floats:
     """
     if format not in KV_FORMATS:
         raise InternalError(f"kv rows in {format}")
-    most = BF16_MAX if format == "BF16-exact" else SCALED_MAX
+    most = {"BF16-exact": BF16_MAX, "FP4": NIBBLE_MAX}.get(format, SCALED_MAX)
     x = round_bf16(np.clip(x, -most, most))
     if format == "BF16-exact":
         return x
@@ -131,5 +133,5 @@ def round_index_row(format: str, x: Floats) -> Floats:
         case "FP8":
             return round_e4m3_groups(hadamard(x), x.shape[-1])
         case "BF16-exact":
-            return round_bf16(x)
+            return round_bf16(np.clip(x, -BF16_MAX, BF16_MAX))
     raise InternalError(f"index rows in {format}")

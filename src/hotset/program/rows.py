@@ -1,17 +1,19 @@
 """Formats of compressed, window and index rows: the one table of their bytes.
 
 A *kv row* is key and value in one: ``plain`` channels, then rotary ones. An *index row* is a key of the indexer. Within
-a block, or a ring, the scale bytes of all FP8 kv rows come after the data bytes of all of them.
+a block, or a ring, the scale bytes of all kv rows come after the data bytes of all of them; index rows lie in tiles of
+sixteen (``IndexKind`` in native/src/types.h).
 
     kv rows     FP8         plain e4m3, rotary BF16; one e8m0 scale per 64 plain channels, padded to 8 bytes
                 BF16        every channel BF16, values first rounded as FP8 rows are: the same bits in every product
-                FP4         plain e2m1 nibbles, one e8m0 scale per 32, padded to 16 bytes; rotary BF16
+                FP4         plain e2m1 nibbles (even channel low), rotary BF16; one e8m0 scale per 32, padded to 16
                 BF16-exact  every channel BF16, no other rounding
-    index rows  MXFP4       e2m1 nibbles (even channel low), one e8m0 scale per 32 channels
+                FP8-F32     plain e4m3, one float scale per 128 plain channels, rotary BF16 ("fp8_ds_mla" elsewhere)
+    index rows  MXFP4       e2m1 nibbles, one e8m0 scale per 32 channels
                 FP8         e4m3 and one float scale, a power of two
                 BF16-exact  every channel BF16, no Hadamard transform
 
-Source: specs/deepseek_v4.md sections 2.0 and 4.2.
+Source: specs/deepseek_v4.md sections 2.0 and 4.2, specs/glm_5_2.md section 4.
 """
 
 from __future__ import annotations
@@ -22,9 +24,14 @@ from hotset.errors import InternalError
 from hotset.units import align_up
 
 KV_FORMATS = ("FP8", "BF16", "FP4", "BF16-exact")
+"""Those that rows can be rounded to; FP8-F32 is planned only."""
 INDEX_FORMATS = ("MXFP4", "FP8", "BF16-exact")
+TRANSFORMED = ("MXFP4", "FP8")
+"""Index rows that a Hadamard transform comes before."""
 FP8_GROUP = 64
 """Plain channels of a kv row that share a scale."""
+FP8_F32_GROUP = 128
+"""The same for rows with float scales."""
 FP4_GROUP = 32
 """Channels of a 4-bit row that share a scale."""
 
@@ -53,7 +60,9 @@ def kv_row(format: str, width: int, plain: int) -> RowLayout:
             return RowLayout(plain // 2 + rotary, align_up(plain // FP4_GROUP, 16))
         case "BF16" | "BF16-exact":
             return RowLayout(2 * width, 0)
-    raise InternalError(f"kv rows in {format}, expected one of {', '.join(KV_FORMATS)}")
+        case "FP8-F32" if plain % FP8_F32_GROUP == 0:
+            return RowLayout(plain + rotary, plain // FP8_F32_GROUP * 4)
+    raise InternalError(f"kv rows in {format}, expected one of {', '.join(KV_FORMATS)} or FP8-F32")
 
 
 def index_row(format: str, width: int) -> RowLayout:

@@ -81,11 +81,12 @@ def test_wrong_sizes_are_refused() -> None:
         expand("Q4_0", weight, weight, (1, 64))
 
 
-@pytest.mark.parametrize(("byte", "words"), [(255, "NaN"), (188, r"2\^61"), (66, r"2\^-61"), (0, r"2\^-127")])
+@pytest.mark.parametrize(("byte", "words"), [(255, "NaN"), (188, r"2\^61")])
 def test_bad_scales_are_named(byte: int, words: str) -> None:
-    """One such byte turns every product of its block into NaN, infinity or zero, long after the load."""
+    """One such byte turns every product of its block into NaN or infinity, long after the load. A block of zeros
+    may have any small scale."""
     scales = np.full(1000, 127, np.uint8)
-    scales[:2] = 67, 187
+    scales[:2] = 0, 187
     check_scales(scales, "w.scale")
     scales[777] = byte
     with pytest.raises(CheckpointError, match=rf"1 of the 1000 scales in w\.scale are {words}"):

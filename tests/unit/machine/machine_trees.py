@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+from hotset.machine.files import parse_cpu_list
 
 GIB = 1 << 30
 
@@ -55,3 +60,81 @@ class FakeRoot:
             f"32 23 0:28 {mount_root} /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
             f"33 23 0:29 {mount_root} /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw",
         )
+
+
+@dataclass(frozen=True)
+class FakeNode:
+    node_id: int
+    cpus: str
+    total_mib: int
+    distances: str
+    is_movable: bool = False
+    has_device: bool = False
+    file_cache_mib: int = 0
+
+
+def write_nodes(machine: FakeRoot, nodes: Sequence[FakeNode]) -> None:
+    """Give the machine these nodes; half of each node's memory is free."""
+    lists = {
+        "online": [node for node in nodes],
+        "has_cpu": [node for node in nodes if node.cpus],
+        "has_memory": [node for node in nodes if node.total_mib],
+        "has_normal_memory": [node for node in nodes if node.total_mib and not node.is_movable],
+        "has_generic_initiator": [node for node in nodes if node.has_device],
+    }
+    for name, members in lists.items():
+        machine.write(f"/sys/devices/system/node/{name}", ",".join(str(node.node_id) for node in members))
+    for node in nodes:
+        directory = f"/sys/devices/system/node/node{node.node_id}"
+        machine.write(f"{directory}/cpulist", node.cpus)
+        machine.write(f"{directory}/distance", node.distances)
+        fields = {"MemTotal": node.total_mib, "MemFree": node.total_mib // 2, "Inactive(file)": node.file_cache_mib}
+        text = "\n".join(f"Node {node.node_id} {name}: {mib * 1024} kB" for name, mib in fields.items())
+        machine.write(f"{directory}/meminfo", text)
+    total = sum(node.total_mib for node in nodes) * 1024
+    machine.write("/proc/meminfo", f"MemTotal: {total} kB\nMemFree: {total // 2} kB\nMemAvailable: {total // 2} kB")
+
+
+def write_cpus(machine: FakeRoot, cores: Sequence[Sequence[int]], sockets: Sequence[str]) -> None:
+    """Give the machine these cores (the CPUs of each), in the sockets whose CPU lists are given. No caches."""
+    shutil.rmtree(machine.path / "sys/devices/system/cpu")
+    last = max(cpu for core in cores for cpu in core)
+    machine.write("/sys/devices/system/cpu/online", f"0-{last}")
+    machine.set_affinity(f"0-{last}")
+    socket_of = {cpu: number for number, cpus in enumerate(sockets) for cpu in parse_cpu_list(cpus)}
+    for core in cores:
+        for cpu in core:
+            directory = f"/sys/devices/system/cpu/cpu{cpu}/topology"
+            machine.write(f"{directory}/core_cpus_list", ",".join(map(str, core)))
+            machine.write(f"{directory}/physical_package_id", str(socket_of[cpu]))
+
+
+def epyc_9354_nps4(machine: FakeRoot) -> None:
+    """Two sockets of 32 cores with SMT, each socket cut into four nodes of 96 GiB."""
+    write_cpus(machine, [(core, core + 64) for core in range(64)], ["0-31,64-95", "32-63,96-127"])
+    rows = [[10 if a == b else 12 if a // 4 == b // 4 else 32 for b in range(8)] for a in range(8)]
+    write_nodes(
+        machine,
+        [
+            FakeNode(node, f"{8 * node}-{8 * node + 7},{64 + 8 * node}-{71 + 8 * node}", 96 * 1024, join(rows[node]))
+            for node in range(8)
+        ],
+    )
+
+
+def gh200(machine: FakeRoot) -> None:
+    """One GH200 as a kernel commit message shows it: 9 nodes, the GPU's are unreachable from each other."""
+    write_cpus(machine, [(cpu,) for cpu in range(72)], ["0-71"])
+    rows = [[10 if a == b else 80 if 0 in (a, b) else 255 for b in range(9)] for a in range(9)]
+    nodes = [FakeNode(0, "0-71", 490037, join(rows[0])), FakeNode(1, "", 97280, join(rows[1]), True, True)]
+    write_nodes(machine, [*nodes, *(FakeNode(node, "", 0, join(rows[node]), False, True) for node in range(2, 9))])
+
+
+def laptop(machine: FakeRoot) -> None:
+    """One node of 32 GiB; two fast cores with SMT and four slow ones without."""
+    write_cpus(machine, [(0, 1), (2, 3), (4,), (5,), (6,), (7,)], ["0-7"])
+    write_nodes(machine, [FakeNode(0, "0-7", 32 * 1024, "10")])
+
+
+def join(row: Sequence[int]) -> str:
+    return " ".join(map(str, row))

@@ -2,85 +2,82 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from machine_trees import GIB, FakeRoot
+from fake_probe import FakeNative, use_native
+from machine_trees import GIB, FakeRoot, gh200
 
-from hotset.errors import MachineError
-from hotset.machine import probe as probing
-from hotset.machine.memory import MemoryState, MemoryTerm
-from hotset.machine.probe import (
-    FULL,
-    CeilingMeter,
-    ProbeReport,
-    ReadRow,
-    Samples,
-    buffer_size,
-    num_steps,
-    probe,
-    read_bandwidth,
-    thread_counts,
-)
-from hotset.machine.topology import read_topology
+from hotset.errors import MachineError, RequestError
+from hotset.machine.gpus import Gpus
+from hotset.machine.matrix import plan_matrix
+from hotset.machine.measured import measured_profile
+from hotset.machine.memory import MemoryState, MemoryTerm, read_memory
+from hotset.machine.numa_calls import NumaCalls
+from hotset.machine.probe import FULL, CeilingMeter, Probe, buffer_size, plan_probe, probe, read_bandwidth
+from hotset.machine.profile import Profile
+from hotset.machine.samples import QUICK, Effort, Samples
+from hotset.machine.topology import Topology, read_topology
 from hotset.units import MIB
 
-
-class FakeNative:
-    """Bandwidth is 10 a thread; a prefetch of 2048 bytes gives 1 more."""
-
-    def __init__(self) -> None:
-        self.made: list[tuple[Any, ...]] = []
-        self.reads: list[tuple[Any, ...]] = []
-
-    def isas(self) -> list[str]:
-        return ["avx2"]
-
-    def ProbeBuffers(self, nodes: list[list[int]], num_bytes: int, huge: int) -> FakeNative:
-        self.made.append((nodes, num_bytes, huge))
-        return self
-
-    def read(self, isa: str, cpus: list[int], num_bytes: int, prefetch: int, seconds: float, least: int) -> list[float]:
-        self.reads.append((isa, cpus, num_bytes, prefetch))
-        rate = 10.0 * len(cpus) + (prefetch == 2048)
-        return [rate - 1, rate + 1, rate]
-
-    def probe_computes(self, isa: str) -> list[tuple[str, str]]:
-        return [("int8", "vpmaddubsw"), ("f32", "vfmadd")]
-
-    def probe_compute(self, isa: str, kind: str, cpus: list[int], seconds: float, least: int) -> list[float]:
-        return [100.0 * len(cpus)]
+SMALL = Effort(GIB, 0.01, 0.01, 20 * MIB, 0.01)
+WORKS = NumaCalls(None, None, None, True)
+PLENTY = MemoryState((MemoryTerm("test", 16 * GIB, 16 * GIB),))
 
 
 @pytest.fixture
-def native(monkeypatch: pytest.MonkeyPatch) -> FakeNative:
+def native(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNative]:
     fake = FakeNative()
-    monkeypatch.setattr("hotset.machine.native.native_module", lambda: fake)
-    monkeypatch.setattr(probing, "native_module", lambda: fake)
-    monkeypatch.setattr(probing, "isa_in_use", lambda: "avx2")
-    return fake
+    use_native(monkeypatch, fake)
+    yield fake
 
 
-def test_probe_measures_every_row_and_tells_each_step(machine: FakeRoot, native: FakeNative) -> None:
+def planned(topology: Topology, memory: MemoryState, models: Path) -> Probe:
+    matrix = plan_matrix(topology, memory, None, SMALL.buffer_bytes, WORKS)
+    return Probe(topology, matrix, Gpus((), "none"), models, effort=SMALL)
+
+
+def test_probe_measures_every_row_and_tells_each_step(machine: FakeRoot, native: FakeNative, tmp_path: Path) -> None:
     topology = read_topology(machine.path)
+    plan = planned(topology, read_memory(machine.path), tmp_path / "models")
     steps: list[str] = []
-    report = probe(topology, step=steps.append)
-    assert len(steps) == num_steps(topology, None)
-    assert [(row.level, row.num_threads) for row in report.reads] == [
-        ("DRAM", 1), ("DRAM", 2), ("DRAM", 3), ("DRAM", 4),
-        ("L1", 1), ("L1", 4), ("L2", 1), ("L2", 4), ("L3", 1), ("L3", 4),
-    ]  # fmt: skip
+    report = probe(plan, steps.append)
+    assert len(steps) == plan.num_steps
+    assert [(row.level, row.num_threads) for row in report.caches] == [(1, 1), (1, 4), (2, 1), (2, 4), (3, 1), (3, 4)]
     assert report.prefetch_bytes == 2048, "the distance that read fastest"
-    assert report.read_bytes_per_s == 41.0
-    assert report.reads[0].bytes_per_s == Samples((10.0, 12.0, 11.0))
+    assert report.ceiling == Samples((40.0, 42.0, 41.0))
     assert [(row.kind, row.num_threads, row.ops_per_s.median) for row in report.computes] == [
         ("int8", 1, 100.0), ("int8", 4, 400.0), ("f32", 1, 100.0), ("f32", 4, 400.0),
     ]  # fmt: skip
+    (path,) = report.paths
+    assert [(count, samples.median) for count, samples in path.reads] == [(1, 11.0), (2, 21.0), (4, 41.0)]
+    assert (path.threads, path.latency_s.median) == (4, 1e-7)
+    assert report.storage.num_bytes == SMALL.file_bytes and not list(tmp_path.glob("*hotset*")), "the file is gone"
 
 
-def test_cached_parts_fit_their_cache_together(machine: FakeRoot, native: FakeNative) -> None:
+def test_the_profile_of_two_modules_has_every_pair(machine: FakeRoot, native: FakeNative, tmp_path: Path) -> None:
+    """CPUs of one node, memory of a node and of a GPU: names, kinds, nodes and rates of each arrive in the profile."""
+    gh200(machine)
+    topology, memory = read_topology(machine.path), read_memory(machine.path)
+    report = probe(planned(topology, memory, tmp_path))
+    profile = measured_profile(report, topology, memory, "2026-11-30T00:00:00+00:00")
+    assert [(m.name, m.kind, m.node, m.num_bytes) for m in profile.memories] == [
+        ("node0", "ddr", 0, 490037 * MIB), ("hbm0", "hbm", 1, 97280 * MIB),
+    ]  # fmt: skip
+    (consumer,) = profile.consumers
+    assert (consumer.name, consumer.near, consumer.num_cores) == ("cpu0", "node0", 72)
+    assert (consumer.rates, consumer.step_s) == ({"int8": 7200.0, "f32": 7200.0}, 3e-6)
+    assert {(path.consumer, path.memory) for path in profile.paths} == {("cpu0", "node0"), ("cpu0", "hbm0")}
+    for path in profile.paths:
+        assert path.spread is not None and path.spread[0] <= path.read_bytes_per_s <= path.spread[1]
+        assert path.chunk_bytes_per_s and path.write_bytes_per_s and path.latency_s == 1e-7
+    assert Profile.from_json(profile.to_json(), "test") == profile and profile.storage_bytes_per_s
+
+
+def test_cached_parts_fit_their_cache_together(machine: FakeRoot, native: FakeNative, tmp_path: Path) -> None:
     """A part as large as the shared cache, times the threads, measures DRAM and calls it L3."""
-    probe(read_topology(machine.path))
+    probe(planned(read_topology(machine.path), read_memory(machine.path), tmp_path))
     parts = {(len(cpus), num_bytes) for _, cpus, num_bytes, _ in native.reads if num_bytes}
     assert parts == {(1, 16 << 10), (4, 16 << 10), (1, 512 << 10), (4, 512 << 10), (1, 4 * MIB), (4, 2 * MIB)}
     assert all(num_bytes % 1024 == 0 for _, num_bytes in parts)
@@ -92,7 +89,7 @@ def test_every_node_gets_its_own_buffer(machine: FakeRoot, native: FakeNative) -
     for node, cpus in ((0, "0-1,4-5"), (1, "2-3,6-7")):
         machine.write(f"/sys/devices/system/node/node{node}/cpulist", cpus)
     CeilingMeter(topology=read_topology(machine.path), buffer_bytes=GIB)
-    assert native.made == [([[0, 1], [2, 3]], GIB // 2, 2 * MIB)]
+    assert native.made == [([[0, 1], [2, 3]], [-1, -1], GIB // 2)]
 
 
 def test_meter_uses_the_threads_asked_for(machine: FakeRoot, native: FakeNative) -> None:
@@ -109,31 +106,26 @@ def test_read_bandwidth_measures_once(native: FakeNative) -> None:
 
 def test_buffer_is_far_larger_than_the_cache_and_at_most_half_of_memory(machine: FakeRoot) -> None:
     topology = read_topology(machine.path)
-    plenty = MemoryState((MemoryTerm("test", 16 * GIB, 16 * GIB),))
-    assert buffer_size(topology, (0, 1), FULL.buffer_bytes, plenty) == GIB
-    assert buffer_size(topology, (0, 1), MIB, plenty) == 4 * 16 * MIB
+    assert buffer_size(topology, (0, 1), FULL.buffer_bytes, PLENTY) == GIB
+    assert buffer_size(topology, (0, 1), MIB, PLENTY) == 4 * 16 * MIB
     little = MemoryState((MemoryTerm("test", GIB, 200 * MIB),))
     assert buffer_size(topology, (0, 1), FULL.buffer_bytes, little) == 100 * MIB
     with pytest.raises(MachineError, match=r"measuring needs 128\.00 MiB"):
         buffer_size(topology, (0, 1), FULL.buffer_bytes, MemoryState((MemoryTerm("test", GIB, 100 * MIB),)))
 
 
-@pytest.mark.parametrize(
-    ("most", "counts"),
-    [(1, [1]), (3, [1, 2, 3]), (8, [*range(1, 9)]), (9, [*range(1, 10)]), (24, [*range(1, 9), 12, 16, 24])],
-)
-def test_thread_counts_end_with_the_most(most: int, counts: list[int]) -> None:
-    assert thread_counts(most) == counts
+def test_too_many_threads_are_refused_before_anything_is_measured(machine: FakeRoot, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="9 threads asked for, this process may use 8 CPUs"):
+        plan_probe(read_topology(machine.path), PLENTY, tmp_path, threads=9)
 
 
-def test_fewest_threads_that_saturate() -> None:
-    """On a 72-core socket 32 threads saturate memory and more are slower (D036)."""
-    rows = tuple(ReadRow("DRAM", n, 1, Samples((rate,))) for n, rate in ((1, 30.0), (2, 58.5), (4, 60.0), (8, 55.0)))
-    report = ProbeReport("avx2", "", tuple(range(8)), 1, 0, 0, rows, (), 1.0)
-    assert report.saturating_threads == 2
-    assert report.read_bytes_per_s == 55.0, "the ceiling is that of the threads in use"
+def test_many_rows_share_the_time_of_a_few() -> None:
+    """Sixty-four pairs of an eight-node machine at full length would take minutes."""
+    assert FULL.shared(8) == FULL and FULL.shared(64).row_seconds == FULL.row_seconds / 8
+    assert QUICK.shared(64).buffer_bytes == QUICK.buffer_bytes
 
 
 def test_samples_keep_order_and_spread() -> None:
-    samples = Samples((3.0, 1.0, 2.0))
-    assert samples.to_json() == {"median": 2.0, "min": 1.0, "max": 3.0, "samples": [3.0, 1.0, 2.0]}
+    samples = Samples((4.0, 1.0, 2.0))
+    assert samples.to_json() == {"median": 2.0, "min": 1.0, "max": 4.0, "samples": [4.0, 1.0, 2.0]}
+    assert samples.inverse() == Samples((0.25, 1.0, 0.5)) and samples.times(2) == Samples((8.0, 2.0, 4.0))

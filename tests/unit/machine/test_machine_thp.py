@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from machine_trees import FakeRoot
 
-from hotset.machine.thp import THP, advice, describe, read_huge_pages
+from hotset.machine.advice import huge_page_advice
+from hotset.machine.thp import THP, describe, read_huge_pages
 
 
 @pytest.mark.parametrize("mode", ["always", "madvise"])
@@ -13,30 +14,31 @@ def test_offered(machine: FakeRoot, mode: str) -> None:
     machine.write(f"{THP}/enabled", "always madvise never".replace(mode, f"[{mode}]"))
     machine.write(f"{THP}/hpage_pmd_size", "2097152")
     pages = read_huge_pages(machine.path)
-    assert advice(pages) is None
+    assert huge_page_advice(pages) is None
     assert describe(pages) == f"2.00 MiB, {mode}"
 
 
 def test_never_says_the_command(machine: FakeRoot) -> None:
     machine.write(f"{THP}/enabled", "always madvise [never]")
-    line = advice(read_huge_pages(machine.path))
-    assert line == (
+    advice = huge_page_advice(read_huge_pages(machine.path))
+    assert advice is not None
+    assert advice.line == (
         "huge pages are off; reading memory is then 20 to 30 % slower. "
-        "Turn them on, as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
+        "As root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
     )
 
 
 def test_kernel_without_them(machine: FakeRoot) -> None:
-    line = advice(read_huge_pages(machine.path))
-    assert line is not None and line.startswith("this kernel has no transparent huge pages")
+    advice = huge_page_advice(read_huge_pages(machine.path))
+    assert advice is not None and advice.line.startswith("huge pages are not in this kernel; ")
 
 
 def test_switched_off_by_a_parent_process(machine: FakeRoot) -> None:
     """The system-wide mode says madvise, and still madvise does nothing."""
     machine.write(f"{THP}/enabled", "always [madvise] never")
     machine.set_affinity("0-7", more="THP_enabled:\t0")
-    line = advice(read_huge_pages(machine.path))
-    assert line is not None and "PR_SET_THP_DISABLE" in line
+    advice = huge_page_advice(read_huge_pages(machine.path))
+    assert advice is not None and "PR_SET_THP_DISABLE" in advice.line
 
 
 def test_the_switch_of_the_size_wins(machine: FakeRoot) -> None:

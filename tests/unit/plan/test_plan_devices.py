@@ -10,7 +10,8 @@ import pytest
 
 from hotset.checkpoint.manifest import declared_formats
 from hotset.errors import MachineError, RequestError
-from hotset.machine.presets import PRESETS, find_preset
+from hotset.machine.measured import find_profile
+from hotset.machine.presets import read_preset
 from hotset.models.spec import with_cache_format
 from hotset.plan.budget import Wish
 from hotset.plan.cards import describe_config, read_card
@@ -20,9 +21,9 @@ from hotset.plan.devices import (
     declared_bytes,
     explain_devices,
     plan_devices,
-    require_device_fit,
 )
 from hotset.plan.paged import paged_layout
+from hotset.plan.placement import require_winner
 from hotset.units import GIB
 
 MILLION = 1 << 20
@@ -33,7 +34,7 @@ def plan_for(model: str = "flash", form: str | None = None, wish: Wish = Wish(co
     spec = describe_config(f"deepseek-v4-{model}", read_card(f"deepseek-v4-{model}").config)
     formats = declared_formats(spec.tensors)
     spec = with_cache_format(spec, formats, form)
-    return plan_devices(spec, formats, declared_bytes(spec.tensors), find_preset("dual-gh200"), wish)
+    return plan_devices(spec, formats, declared_bytes(spec.tensors), read_preset("dual-gh200"), wish)
 
 
 def terms(plan: DevicePlan) -> dict[str, int]:
@@ -50,7 +51,7 @@ def test_the_real_thing_at_a_million_tokens() -> None:
     assert found["frontier"] == 15_420_416
     assert plan.total_bytes == sum(found.values()) and plan.fits
     assert plan.usable_bytes == int(0.96 * 96 * GIB)
-    require_device_fit(plan)
+    assert require_winner(plan.placement).layout.name == "rows over hbm0, hbm1"
 
 
 def test_published_numbers_are_printed() -> None:
@@ -69,7 +70,7 @@ def test_published_numbers_are_printed() -> None:
     ):
         assert words in text
     pro = plan_for("pro", "BF16-exact")
-    assert not pro.fits
+    assert pro.total_bytes > pro.usable_bytes
     assert "9.62 GiB   9,848.00 B per token" in "\n".join(explain_devices(pro))
 
 
@@ -112,16 +113,21 @@ def test_sequences_multiply_cache_and_frontier_alone() -> None:
 
 
 def test_what_does_not_fit_names_its_largest_term() -> None:
-    with pytest.raises(MachineError, match=r"the largest term is weights: 396\.16") as caught:
-        require_device_fit(plan_for("pro"))
-    assert caught.value.hint is not None
-    many = plan_for(wish=Wish(context=MILLION, max_sequences=40))
-    with pytest.raises(MachineError, match="the largest term is cache: 137") as caught:
-        require_device_fit(many)
+    """Of the layout that comes nearest: what to change, or that nothing helps but a larger machine."""
+    spec = describe_config("pro", read_card("deepseek-v4-pro").config)
+    formats = declared_formats(spec.tensors)
+    pro = plan_devices(spec, formats, declared_bytes(spec.tensors), read_preset("gh200"), Wish(context=MILLION))
+    assert not pro.fits and pro.expected is None
+    with pytest.raises(MachineError, match=r"no layout fits gh200; .* of experts 7\d\d\.") as caught:
+        require_winner(pro.placement)
+    assert caught.value.hint == "a machine with more memory, or a smaller model"
+    many = plan_for(wish=Wish(context=MILLION, max_sequences=400))
+    with pytest.raises(MachineError, match="of cache ") as caught:
+        require_winner(many.placement)
     assert caught.value.hint == "a smaller --context or --sequences"
-    wide = plan_for(wish=Wish(context=MILLION, prefill_chunk=1 << 18))
-    with pytest.raises(MachineError, match="the largest term is workspace") as caught:
-        require_device_fit(wide)
+    wide = plan_for(wish=Wish(context=MILLION, prefill_chunk=1 << 21))
+    with pytest.raises(MachineError, match="of workspace ") as caught:
+        require_winner(wide.placement)
     assert caught.value.hint == "--prefill-chunk 512"
 
 
@@ -129,7 +135,7 @@ def test_requests_that_cannot_be_met() -> None:
     with pytest.raises(RequestError, match="context 1048577 is more than the 1048576 tokens"):
         plan_for(wish=Wish(context=MILLION + 1))
     with pytest.raises(RequestError, match="no machine is named toaster") as caught:
-        find_preset("toaster")
+        find_profile("toaster")
     assert caught.value.hint is not None and "dual-gh200" in caught.value.hint
 
 
@@ -159,7 +165,8 @@ def test_a_token_reads_its_experts_and_no_others() -> None:
 
 def test_presets_state_their_source() -> None:
     """96 GB that hold 79.15 + 8.28 GiB at a utilisation of 0.96 are GiB."""
-    preset = PRESETS["dual-gh200"]
+    preset = read_preset("dual-gh200")
     assert "specs/reference_systems.md" in preset.source
-    assert all(pool.usable_bytes > (79.15 + 8.28) * GIB for pool in preset.devices)
-    assert replace(preset.devices[0], num_bytes=96 * 10**9).usable_bytes < (79.15 + 8.28) * GIB
+    memories = [preset.memory(device.near) for device in preset.devices]
+    assert all(memory.usable_bytes > (79.15 + 8.28) * GIB for memory in memories)
+    assert replace(memories[0], num_bytes=96 * 10**9).usable_bytes < (79.15 + 8.28) * GIB

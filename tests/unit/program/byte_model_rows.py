@@ -11,13 +11,25 @@ from byte_model import Access, ByteModel, Indices, Touch, Units, share, spread
 
 from hotset.program.cache import BLOCK_TOKENS
 from hotset.program.lower import FEW_TOKENS, TILE_ROWS, NativeOp
-from hotset.program.lower_types import INDEX_KIND
+from hotset.program.lower_types import INDEX_KIND, INDEX_ROWS
 
 NUM_BLOCKS = 3
-MXFP4_TILE_BYTES = 272  # of sixteen rows and 32 channels
+MXFP4_BLOCK_BYTES = 272  # of sixteen rows and 32 channels
 
 ANY_THREAD = frozenset({"attend_rows", "index_select"})
 """Ops whose tokens are dealt out by cost where there are many."""
+
+
+def index_tile(op: NativeOp) -> tuple[int, Indices]:
+    """Bytes of sixteen index rows, and places of the first row's units. Units that rows share are left out: scale bytes
+    of MXFP4 rows, numbers of FP8 rows."""
+    dim, kind = op.head_dim, op.row_kind - INDEX_ROWS
+    if kind == INDEX_KIND["MXFP4"]:
+        blocks = MXFP4_BLOCK_BYTES * np.arange(dim // 32)
+        return len(blocks) * MXFP4_BLOCK_BYTES, (blocks[:, None] + 16 + 64 * np.arange(4)).reshape(-1)
+    if kind == INDEX_KIND["FP8"]:
+        return TILE_ROWS * (dim + 4), np.array([TILE_ROWS * dim])
+    return TILE_ROWS * 2 * dim, 64 * np.arange(dim // 2)
 
 
 class RowsModel(ByteModel):
@@ -37,8 +49,8 @@ class RowsModel(ByteModel):
         if op.ratio == 0:
             return 0
         rows = BLOCK_TOKENS // op.ratio
-        if op.row_kind == INDEX_KIND:
-            return rows // TILE_ROWS * (op.head_dim // 32) * MXFP4_TILE_BYTES
+        if op.row_kind >= INDEX_ROWS:
+            return rows // TILE_ROWS * index_tile(op)[0]
         return rows * (op.row_bytes + op.scale_bytes)
 
     # ---- places ----
@@ -51,14 +63,10 @@ class RowsModel(ByteModel):
         rows = BLOCK_TOKENS // op.ratio
         block, r = np.divmod(np.asarray(index, np.int64), rows)
         base = block * self.block_bytes + op.cache_offset
-        if op.row_kind == INDEX_KIND:
-            runs = np.arange(op.head_dim // 32)
-            tile = base + r // TILE_ROWS * len(runs) * MXFP4_TILE_BYTES
-            run = tile[:, None] + runs * MXFP4_TILE_BYTES
-            lane = (r % TILE_ROWS)[:, None]
-            nibbles = (run + 16 + lane * 4)[..., None] + np.arange(4) * 64
-            # Scale bytes are one per row: two rows share the smallest unit, which is left out.
-            return spread(nibbles.reshape(-1), 4)
+        if op.row_kind >= INDEX_ROWS:
+            num_bytes, places = index_tile(op)
+            row = base + r // TILE_ROWS * num_bytes + r % TILE_ROWS * 4
+            return spread((row[:, None] + places).reshape(-1), 4)
         data = spread(base + r * op.row_bytes, op.row_bytes)
         return np.concatenate([data, spread(base + rows * op.row_bytes + r * op.scale_bytes, op.scale_bytes)])
 

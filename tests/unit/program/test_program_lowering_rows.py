@@ -15,10 +15,12 @@ from dsv4_headers import v4_program
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotset.errors import RequestError
+from hotset.models.deepseek_v4 import FORMS
 from hotset.models.spec import with_cache_format
 from hotset.program import lower_order
+from hotset.program.cache import BLOCK_TOKENS, block_bytes, group_offset
 from hotset.program.lower import Lowered, NativeOp, lower
+from hotset.program.rows import index_row, kv_row
 
 MAX_TOKENS, MAX_OUTPUTS = 48, 6
 
@@ -41,19 +43,46 @@ CASES = [
 
 @cache
 def lowered(name: str) -> Lowered:
-    spec, formats = v4_program(MODELS[name])
-    return lower(spec.program, formats, MAX_TOKENS, MAX_OUTPUTS)
+    model, _, form = name.partition(" in ")
+    spec, formats = v4_program(MODELS[model])
+    return lower(with_cache_format(spec, formats, form or None).program, formats, MAX_TOKENS, MAX_OUTPUTS)
 
 
 def found(low: Lowered, case: Case, dropped: int = -1) -> list[str]:
     return errors(low, case, dropped, RowsModel)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, "float in FP4+FP8", "official in BF16-exact"])
 def test_no_race_and_no_stale_value(name: str) -> None:
     """Guards against a missing barrier, an op moved before its input, and slots shared by buffers alive together."""
     for case in CASES:
         assert found(lowered(name), case) == [], case
+
+
+@pytest.mark.parametrize("form", [name for name, _, _ in FORMS])
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_of_every_form_fill_a_block(name: str, form: str) -> None:
+    """The places of all layers' rows in a block, as their ops have them, follow one another without a gap, each as long
+    as the table of rows says: a block's stride is what the plan and the allocator count."""
+    _, kv_format, index_format = next(f for f in FORMS if f[0] == form)
+    m = MODELS[name]
+    spec, formats = v4_program(m)
+    groups = with_cache_format(spec, formats, form).groups
+    places = {}
+    for op in lowered(f"{name} in {form}").ops:
+        if op.kind == "compress":
+            is_index = op.head_dim == m.index_dim != m.head_dim
+            plain = m.head_dim - m.rotary
+            row = index_row(index_format, m.index_dim) if is_index else kv_row(kv_format, m.head_dim, plain)
+            assert is_index or (op.row_bytes, op.scale_bytes) == (row.data_bytes, row.scale_bytes)
+            places[op.cache_offset] = BLOCK_TOKENS // op.ratio * row.row_bytes
+            assert RowsModel(lowered(f"{name} in {form}"), CASES[0]).group_bytes(op) == places[op.cache_offset]
+    assert set(places) == {group_offset(groups, g.name, layer) for g in groups for layer in g.layers}
+    end = 0
+    for offset in sorted(places):
+        assert offset == end
+        end += places[offset]
+    assert end == block_bytes(groups)
 
 
 @settings(max_examples=10)
@@ -137,18 +166,6 @@ def test_the_byte_model_sees_a_ring_written_too_early() -> None:
     op.barrier_few = op.barrier_many = False
     low.ops.insert(attend + 1, op)
     assert any(found(low, case) for case in CASES)
-
-
-def test_rows_without_kernels_are_refused() -> None:
-    """Forms of the cache that only the reference executor reads. Guards against a wrong answer in silence."""
-    spec, formats = v4_program(MODELS["float"])
-    for form in ("FP4", "FP8+FP8", "BF16-exact"):
-        other = with_cache_format(spec, formats, form)
-        with pytest.raises(RequestError) as error:
-            lower(other.program, formats, MAX_TOKENS, MAX_OUTPUTS)
-        assert error.value.hint == "--cache-format FP8"
-    for form in ("FP8", "BF16"):
-        lower(with_cache_format(spec, formats, form).program, formats, MAX_TOKENS, MAX_OUTPUTS)
 
 
 def test_the_byte_model_sees_a_ring_that_no_barrier_guards(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from hotset.program.rounding import (
     round_index_row,
     round_kv_row,
 )
-from hotset.program.rows import index_row, kv_row, state_row_bytes
+from hotset.program.rows import KV_FORMATS, index_row, kv_row, state_row_bytes
 
 
 def spread(*shape: int, seed: int = 1) -> Floats:
@@ -110,6 +110,14 @@ def test_a_4_bit_kv_row_has_a_scale_per_32() -> None:
         scale = 2.0 ** np.ceil(np.log2(np.abs(x[:, group]).max(1, keepdims=True) / 6))
         want = (x[:, group] / scale).astype(ml_dtypes.float4_e2m1fn).astype(np.float32) * scale
         np.testing.assert_array_equal(got[:, group], want)
+
+
+def test_rows_are_finite_whatever_comes() -> None:
+    """The largest floats round up in every format: rows clamp before. Guards against 0 times infinity for others."""
+    x = np.array([3.4e38, -3.4e38, np.inf, *np.full(125, 1)], np.float32)
+    for format in KV_FORMATS:
+        assert np.isfinite(round_kv_row(format, x, 64)).all(), format
+    assert np.isfinite(round_index_row("BF16-exact", x)).all()
 
 
 def test_an_index_row_is_transformed_before_it_is_rounded() -> None:

@@ -32,13 +32,38 @@ def cost(spec: ModelSpec, kind: type, num_tokens: int, context: int, number: int
     return op_cost(op, declared_formats(spec.tensors), groups, num_tokens, 1, context)
 
 
-@pytest.mark.parametrize(("num_tokens", "num_read"), [(1, 2), (3, 6), (4, 8), (100, 8)])
-def test_chosen_experts_are_read_and_no_others(spec: ModelSpec, num_tokens: int, num_read: int) -> None:
-    """At most tokens times top_k of them, never more than there are; each 32x32 in 17 bytes per 32 weights."""
+@pytest.mark.parametrize(("num_tokens", "num_read"), [(1, 2), (2, 3.5), (3, 4.625), (100, 8)])
+def test_chosen_experts_are_read_and_no_others(spec: ModelSpec, num_tokens: int, num_read: float) -> None:
+    """Different ones of eight on average, two by each token; each 32x32 in 17 bytes per 32 weights.
+
+    Tokens times top_k were counted, which is more than a step of several rows reads.
+    """
     one = 32 * 17
     gated, down = (cost(spec, kind, num_tokens, 0) for kind in (p.ExpertGated, p.ExpertDown))
     assert (gated.weight_bytes, down.weight_bytes) == (num_read * 2 * one, num_read * one)
     assert gated.num_ops == 2 * down.num_ops == 2 * 2 * num_tokens * 2 * 32 * 32
+
+
+def test_several_sequences_share_weights_and_nothing_else(spec: ModelSpec) -> None:
+    """Experts of a batch were counted as those of one token."""
+    formats = declared_formats(spec.tensors)
+    one, three = (step_cost(spec.program, formats, 1, 1, 200, n) for n in (1, 3))
+    assert three["linear"].weight_bytes == one["linear"].weight_bytes
+    assert three["linear"].num_ops == 3 * one["linear"].num_ops
+    assert three["experts"].weight_bytes == pytest.approx(one["experts"].weight_bytes * 4.625 / 2)
+    for name in ("attention", "indexer"):
+        assert three[name].cache_bytes == 3 * one[name].cache_bytes
+        assert three[name].num_ops == 3 * one[name].num_ops
+
+
+@pytest.mark.parametrize(("context", "num_tokens"), [(0, 1), (5, 40), (30, 3), (31, 70), (500, 9), (1000, 300)])
+def test_rows_seen_by_a_chunk_are_the_sum_over_its_tokens(spec: ModelSpec, context: int, num_tokens: int) -> None:
+    """Closed forms of sums that took seconds for a chunk of 32,768."""
+    attends = [cost(spec, p.AttendRows, num_tokens, context, layer).num_ops for layer in range(3)]
+    tokens = range(context + 1, context + num_tokens + 1)
+    window = sum(min(t, 32) for t in tokens)
+    rows = [window, window + sum(min(t // 4, 8) for t in tokens), window + sum(t // 128 for t in tokens)]
+    assert attends == [4 * 4 * 80 * keys for keys in rows]
 
 
 def test_rows_read_by_attention(spec: ModelSpec) -> None:

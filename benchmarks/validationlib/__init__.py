@@ -1,0 +1,1 @@
+"""Published measurements held against the prediction: docs/reference/validation.md."""
