@@ -2,10 +2,11 @@
 
     python benchmarks/load.py MODEL [--repeats 3] [--threads N]
 
-The file is read once before, so that every page is in memory. A sample is a copy of anonymous memory by as many threads
-(the ceiling: a load reads and writes every byte, as a copy does), then a load, then a copy again. Copies count bytes
-read, as loads do. Memory that is written is fresh in both: the kernel has to find and clear its pages. In a virtual
-machine such pages may be fresh to the host too, which costs far more: the first sample is thrown away.
+The file is read once before, so that every page is in memory. A sample is a copy of as many bytes of anonymous memory
+by as many threads (the ceiling: a load reads and writes every byte, as a copy does), then a load, then a copy again.
+Copies count bytes read, as loads do. Memory that is written is fresh in both: the kernel has to find and clear its
+pages. In a virtual machine such pages may be fresh to the host too, which costs far more: the first sample is thrown
+away.
 
 Beside it stands what reading the files into a buffer of 1 MiB takes, without any packing.
 """
@@ -32,7 +33,7 @@ from hotset.machine.topology import read_topology
 from hotset.plan.budget import Wish, require_fit
 from hotset.units import GIB, MIB, format_rate
 
-COPY_BYTES = GIB
+MAX_COPY_BYTES = 4 * GIB
 PIECE_BYTES = MIB
 """What a thread of the loader reads at a time."""
 
@@ -59,9 +60,9 @@ def on_each(cpus: tuple[int, ...], work: Callable[[int], None]) -> float:
     return seconds
 
 
-def copy_rate(cpus: tuple[int, ...]) -> float:
-    """Bytes per second of a copy into fresh memory."""
-    share = COPY_BYTES // len(cpus) // PIECE_BYTES * PIECE_BYTES
+def copy_rate(cpus: tuple[int, ...], num_bytes: int) -> float:
+    """Bytes per second of a copy of as many bytes into fresh memory."""
+    share = max(1, min(num_bytes, MAX_COPY_BYTES) // len(cpus) // PIECE_BYTES) * PIECE_BYTES
     sources = [np.ones(share, np.uint8) for _ in cpus]
     targets = [np.empty(share, np.uint8) for _ in cpus]
 
@@ -115,13 +116,13 @@ def main() -> int:
         paths = [str(path) for path in checkpoint.files]
         read_files(paths)
         for sample in range(options.repeats + 1):
-            before = copy_rate(seats.cpus)
+            before = copy_rate(seats.cpus, num_bytes)
             start = time.perf_counter()
             executor = NativeExecutor(described.spec, described.formats, plan, seats, isa_in_use())
             executor.load(checkpoint, described.account)
             rate = num_bytes / (time.perf_counter() - start)
             executor.close()
-            ceiling = (before + copy_rate(seats.cpus)) / 2
+            ceiling = (before + copy_rate(seats.cpus, num_bytes)) / 2
             if sample == 0:
                 continue
             loads.append(rate)

@@ -1,4 +1,4 @@
-"""What the machine could do, measured by ``hotset probe`` in the same run as the engines."""
+"""What the machine could do, measured as ``hotset bench`` measures it, in the same run as the engines."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ import sys
 
 from peerlib.client import leave_for_own_autogroup
 
+# In a process of its own: the memory it used is gone before an engine starts.
+_PROGRAM = """
+import json, sys
+from hotset.machine.probe import CeilingMeter
+with CeilingMeter(int(sys.argv[1])) as meter:
+    read, int8 = meter.measure_read().median, meter.measure_compute("int8").median
+print(json.dumps({"read_bytes_per_s": read, "int8_ops_per_s": int8}))
+"""
+
 
 def measure_ceilings(threads: int, has_priority: bool) -> dict[str, float]:
     """Return DRAM ``read_bytes_per_s`` and ``int8_ops_per_s`` of ``threads`` threads."""
-    program = "from hotset.cli.main import main; main()"
-    command = [sys.executable, "-c", program, "probe", "--quick", "--json", "--threads", str(threads)]
     done = subprocess.run(
-        command,
+        [sys.executable, "-c", _PROGRAM, str(threads)],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
         preexec_fn=leave_for_own_autogroup if has_priority else None,
     )
-    probe = json.loads(done.stdout)["probe"]
-    reads = [row for row in probe["reads"] if row["level"] == "DRAM" and row["num_threads"] == threads]
-    computes = [row for row in probe["computes"] if row["kind"] == "int8" and row["num_threads"] == threads]
-    return {
-        "read_bytes_per_s": reads[0]["bytes_per_s"]["median"],
-        "int8_ops_per_s": computes[0]["ops_per_s"]["median"],
-    }
+    return {name: float(value) for name, value in json.loads(done.stdout).items()}

@@ -90,7 +90,7 @@ CONVERTER_PACKAGES = ("torch", "transformers", "safetensors", "sentencepiece", "
 def ensure_converter() -> tuple[Path, Path]:
     """Return the interpreter and the source folder of llama.cpp's checkpoint converter, made when missing.
 
-    The converter is part of the source package of llama-cpp-python. Which build of torch it gets is up to pip's settings.
+    The converter is part of the source package of llama-cpp-python. Which build of torch it gets, pip's settings say.
     """
     folder = PEERS_DIR / "converter"
     python = folder / "bin" / "python"

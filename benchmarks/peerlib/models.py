@@ -24,7 +24,7 @@ class Model:
     """One file of the benchmark; ``new_tokens`` is the same for every engine, ``repeats`` is a default.
 
     With a ``card`` it is a random checkpoint that ``hotset synth`` writes, in the released layout: ``file`` is
-    llama.cpp's own conversion of it. ``deep_context`` is one more context to decode at, measured in the first repeat.
+    llama.cpp's own conversion of it.
     """
 
     key: str
@@ -36,7 +36,6 @@ class Model:
     repeats: int
     long_repeats: int  # how many of them measure the long context
     card: str = ""
-    deep_context: int = 0
 
     @property
     def path(self) -> Path:
@@ -89,7 +88,6 @@ def _deepseek_v4(size: str, repeats: int) -> Model:
         repeats=repeats,
         long_repeats=2,
         card=f"deepseek-v4-{size}",
-        deep_context=32768,
     )
 
 

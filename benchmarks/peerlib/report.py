@@ -10,11 +10,9 @@ from peerlib.schedule import ModelResult, Sample
 METRICS = {
     "decode_128": ("decode at 128 tokens", "tok/s", 1.0),
     "decode_4096": ("decode at 4,096 tokens", "tok/s", 1.0),
-    "decode_32768": ("decode at 32,768 tokens", "tok/s", 1.0),
     "batch_8": ("eight sequences together", "tok/s in all", 1.0),
     "prefill_512": ("prefill of 512 tokens", "tok/s", 1.0),
     "prefill_4096": ("prefill of 4,096 tokens", "tok/s", 1.0),
-    "prefill_32768": ("prefill of 32,768 tokens", "tok/s", 1.0),
     "load_s": ("load", "s", 1.0),
     "load_to_first_token_s": ("load to first token", "s", 1.0),
     "peak_rss_bytes": ("peak resident memory, one sequence", "GiB", 1.0 / (1 << 30)),

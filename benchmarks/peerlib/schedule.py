@@ -108,7 +108,7 @@ def batch_item(new_tokens: int) -> Item:
 
 def cache_tokens(model: Model) -> int:
     """A cache for the longest item, in whole blocks of 256 tokens."""
-    return max(LONG_CONTEXT, model.deep_context) + 256
+    return LONG_CONTEXT + 256
 
 
 def load_item(model: Model, threads: int) -> Item:
@@ -134,14 +134,12 @@ def items_of(model: Model, plan: Plan, repeat: int) -> list[tuple[str, Item]]:
 
     The long context takes minutes on a model of billions of parameters: such a model has it in its first repeat only.
     """
-    deep = (f"decode at {model.deep_context}", context_item(model.deep_context, model.new_tokens))
     long = (f"prefill of {LONG_CONTEXT}, decode there", context_item(LONG_CONTEXT, model.new_tokens))
     return [
         ("load", load_item(model, plan.threads)),
         ("decode at 128", context_item(128, model.new_tokens)),
         ("prefill of 512", context_item(512, 0)),
         *([long] if repeat < model.long_repeats else []),
-        *([deep] if model.deep_context and repeat == 0 else []),
         ("peak memory", peak_item),
         ("eight sequences", batch_item(model.new_tokens)),
     ]

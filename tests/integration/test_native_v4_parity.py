@@ -99,6 +99,18 @@ def test_a_whole_model(formats: str, isa: str, tmp_path: Path) -> None:
         assert rms(got - want) <= 0.4 * rms(want - exact)
 
 
+@pytest.mark.parametrize("cache_format", FORM_NAMES)
+def test_divergence_of_a_whole_model(cache_format: str, isa: str, tmp_path: Path) -> None:
+    """In every form of the cache the next token's distribution is the reference's: mean KL per token under 1e-3."""
+    m = TinyV4(ratios=(0, 4, 128, 4), formats="official", hidden=64)
+    d = v4_described(tmp_path, m, cache_format)
+    with d.checkpoint:
+        tokens = random_tokens(280, m.vocab)
+        got, want = (run_chunks(e, tokens, CUTS) for e in (v4_native(d, 2, isa), v4_judge(d)))
+        p, q = (x - np.logaddexp.reduce(x, axis=1, keepdims=True) for x in (want.astype(np.float64), got))
+        assert (np.exp(p) * (p - q)).sum(1).mean() < 1e-3
+
+
 def test_compressed_rows_of_several_tiles(isa: str, tmp_path: Path) -> None:
     """More than 64 rows of 128 tokens each: a second tile. The last tokens of 8,400, nine of ten exactly."""
     m = TinyV4(ratios=(128,), heads=2, window=16, hash_layers=0, experts=2, top_k=1, max_context=16384)

@@ -83,18 +83,24 @@ def expand(stored_as: str, weight: Bytes, scale: Bytes, shape: tuple[int, ...]) 
 
 
 def check_scales(scales: Bytes, name: str) -> None:
-    """Refuse e8m0 bytes that are NaN or above 2^60. CheckpointError names the tensor.
+    """Refuse e8m0 bytes that are NaN or above 2^60, and a tensor most of which is zero; CheckpointError names it.
 
-    The smallest are allowed: writers give them to blocks of zeros.
+    Writers give the smallest scales to blocks of zeros, so some are in order. Most of a tensor is a part of a file that
+    nobody wrote.
     """
-    if not scales.size or int(scales.max()) <= 127 + LARGEST_EXPONENT:
+    if not scales.size:
         return
-    count = int(np.count_nonzero(scales > 127 + LARGEST_EXPONENT))
-    high = int(scales.max())
-    value = "NaN (byte 255)" if high == 255 else f"2^{high - 127}"
+    high, num_unwritten = int(scales.max()), scales.size - int(np.count_nonzero(scales))
+    if high > 127 + LARGEST_EXPONENT:
+        count = int(np.count_nonzero(scales > 127 + LARGEST_EXPONENT))
+        value = "NaN (byte 255)" if high == 255 else f"2^{high - 127}"
+    elif 2 * num_unwritten > scales.size:
+        count, value = num_unwritten, "2^-127, zero bytes,"
+    else:
+        return
     raise CheckpointError(
         f"{count} of the {scales.size} scales in {shown(name)} are {value} or the like,"
-        f" expected at most 2^{LARGEST_EXPONENT}",
+        f" expected at most 2^{LARGEST_EXPONENT}, and zero bytes for zeros alone",
         "the file is damaged: download it again",
     )
 

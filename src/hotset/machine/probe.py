@@ -67,8 +67,8 @@ class ComputeRow:
 
 @dataclass(frozen=True)
 class StepRow:
-    """What a team of one node costs, in seconds: to start and end a job (``run_s``), to meet once (``barrier_s``), and to
-    hand a vector of 4 KiB around, which is what an op costs however small it is (``exchange_s``)."""
+    """What a team of one node costs, in seconds: to start and end a job (``run_s``), to meet once (``barrier_s``), and
+    to hand a vector of 4 KiB around, which is what an op costs however small it is (``exchange_s``)."""
 
     node_id: int
     num_threads: int

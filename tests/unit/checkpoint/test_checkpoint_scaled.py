@@ -92,6 +92,8 @@ def test_bad_scales_are_named(byte: int, words: str) -> None:
     with pytest.raises(CheckpointError, match=rf"1 of the 1000 scales in w\.scale are {words}"):
         check_scales(scales, "w.scale")
     check_scales(scales[:0], "empty")
+    with pytest.raises(CheckpointError, match=r"2 of the 3 scales in hole are 2\^-127"):
+        check_scales(np.array([0, 0, 127], np.uint8), "hole")
 
 
 def test_expert_ids_out_of_range_are_refused() -> None:

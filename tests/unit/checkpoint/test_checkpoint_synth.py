@@ -125,7 +125,7 @@ def test_bytes_are_the_same_on_every_machine(folder: Path) -> None:
 
 
 def test_tokenizer_writes_any_text(folder: Path, tmp_path: Path) -> None:
-    """One token per byte of text, and the control tokens at the ids of the release when the vocabulary is large enough."""
+    """One token per byte of text, and control tokens at the ids of the release when the vocabulary is large enough."""
     tokenizer = Tokenizer.from_folder(folder)
     text = "Größe 1 M, \u4e2d\u6587 \U0001f600\n"
     ids = tokenizer.encode(text)

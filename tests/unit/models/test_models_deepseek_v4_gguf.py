@@ -178,7 +178,7 @@ def test_every_defect_is_named(tmp_path: Path) -> None:
         assert problem in caught.value.message
 
 
-@pytest.mark.parametrize("scale", [255, 0])
+@pytest.mark.parametrize("scale", [255, 200])
 def test_scales_inside_blocks_are_checked(scale: int, tmp_path: Path) -> None:
     """One wild e8m0 byte in the last expert of a stack: infinite products, found before any is made."""
     tensors = gguf_tensors(OFFICIAL)
