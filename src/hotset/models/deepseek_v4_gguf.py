@@ -20,6 +20,7 @@ from hotset.checkpoint.manifest import TensorDecl
 from hotset.checkpoint.tensor import TensorInfo
 from hotset.errors import CheckpointError
 from hotset.models import deepseek_v4_tensors as released
+from hotset.models.declarations import FLOAT_FORMATS
 from hotset.models.deepseek_v4_config import FIXED, DeepSeekV4Config, config_of
 from hotset.models.spec import Fields
 
@@ -181,7 +182,7 @@ def _formats(key: str, shape: tuple[int, ...]) -> tuple[str, ...]:
     """Everything that can be expanded: position tables and mixing matrices are quantised by some tools as well."""
     if key.endswith("tid2eid"):
         return ("I32", "I64")
-    return released.FLOAT_FORMATS if len(shape) == 1 else RUNNABLE
+    return FLOAT_FORMATS if len(shape) == 1 else RUNNABLE
 
 
 def _draft(config: DeepSeekV4Config, found: Mapping[str, TensorInfo]) -> Iterator[TensorDecl]:

@@ -7,14 +7,12 @@ in float without one; which one a file has is read from its header, and its shap
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 from hotset.checkpoint.manifest import TensorDecl
 from hotset.checkpoint.tensor import TensorInfo
+from hotset.models.declarations import FLOAT_FORMATS, Declarations
 from hotset.models.deepseek_v4_config import CSA_RATIO, DeepSeekV4Config
 
-FLOAT_FORMATS = ("BF16", "F32", "F16")
-"""The released one first."""
 SCALE_BLOCK = 128
 SCALE_GROUP = 32
 DRAFT_REASON = {
@@ -23,26 +21,11 @@ DRAFT_REASON = {
 }
 
 
-class _Declarations:
+class _Declarations(Declarations):
     def __init__(self, config: DeepSeekV4Config, found: Mapping[str, TensorInfo]) -> None:
+        super().__init__()
         self.c = config
         self.found = found
-        self.out: list[TensorDecl] = []
-        self.need: Literal["must", "spare"] = "must"
-        self.reason = ""
-
-    def add(
-        self, key: str, name: str, shape: tuple[int, ...], role: str, formats: tuple[str, ...], stored_as: str = "",
-        scale: str = "",
-    ) -> None:  # fmt: skip
-        self.out.append(TensorDecl(key, name, shape, role, formats, self.need, self.reason, stored_as, scale))
-
-    def floats(self, key: str, name: str, *shape: int, role: str = "linear") -> None:
-        """A tensor that is stored as it is multiplied: ``NAME.weight`` in one of the float formats."""
-        self.add(key, f"{name}.weight", shape, role, FLOAT_FORMATS)
-
-    def norm(self, key: str, name: str, width: int) -> None:
-        self.floats(key, name, width, role="norm")
 
     def exact(self, key: str, name: str, *shape: int) -> None:
         """F32 in the release, and needed so: these go through twenty Sinkhorn rounds, or through exponentials."""

@@ -12,37 +12,21 @@ Source: specs/glm_5_2.md section 3. The header of each matrix says how it is sto
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 from hotset.checkpoint.manifest import TensorDecl
 from hotset.checkpoint.tensor import TensorInfo
+from hotset.models.declarations import FLOAT_FORMATS, Declarations
 from hotset.models.glm_moe_dsa_config import BLOCK, PACK_GROUP, PACK_WORD, GlmConfig, Storage
 
-FLOAT_FORMATS = ("BF16", "F32", "F16")
-"""The released one first."""
 DRAFT_REASON = "the draft (MTP) layer, which is not used yet"
 NO_DRAFT_REASON = "config.json names a draft (MTP) layer that these files do not hold"
 
 
-class _Declarations:
+class _Declarations(Declarations):
     def __init__(self, config: GlmConfig, found: Mapping[str, TensorInfo]) -> None:
+        super().__init__()
         self.c = config
         self.found = found
-        self.out: list[TensorDecl] = []
-        self.need: Literal["must", "spare", "maybe"] = "must"
-        self.reason = ""
-
-    def add(
-        self, key: str, name: str, shape: tuple[int, ...], role: str, formats: tuple[str, ...], stored_as: str = "",
-        scale: str = "",
-    ) -> None:  # fmt: skip
-        self.out.append(TensorDecl(key, name, shape, role, formats, self.need, self.reason, stored_as, scale))
-
-    def floats(self, key: str, name: str, *shape: int, role: str = "linear") -> None:
-        self.add(key, f"{name}.weight", shape, role, FLOAT_FORMATS)
-
-    def norm(self, key: str, name: str, width: int) -> None:
-        self.floats(key, name, width, role="norm")
 
     def storage(self, name: str, default: Storage) -> Storage:
         """How the files hold a matrix; ``default`` where they hold none of that name."""
