@@ -151,23 +151,35 @@ void value_rows(const float* p, const uint16_t* v, int32_t dim, int keys, const 
   for (; c < dim; c += 16) value_tile<kBf16, R, 1>(p, v + kStep * c, dim, keys, next + kStep * c, o + c);
 }
 
-// acc = (m, l, o[dim]) merged with a part; a part without visible keys (l == 0) leaves acc as it is.
-inline void merge_part(float* acc, float m_part, float l_part, const float* o_part, int32_t dim) {
-  if (l_part == 0.0f) return;
+// How a part enters an accumulator (m, l, o): not at all, as it is, or o = o * kept + part * added.
+struct Merge {
+  float kept, added;
+  int32_t is_seen, is_new;
+};
+
+// Merges m and l; the caller lets o follow. A part without visible keys (l == 0) leaves acc as it is.
+inline Merge begin_merge(float* acc, float m_part, float l_part) {
+  if (l_part == 0.0f) return {1.0f, 0.0f, 0, 0};
   if (acc[1] == 0.0f) {
     acc[0] = m_part, acc[1] = l_part;
-    for (int32_t i = 0; i < dim; i += 16) f32_store(acc + 2 + i, f32_load(o_part + i));
-    return;
+    return {0.0f, 1.0f, 1, 1};
   }
-  float m = acc[0] > m_part ? acc[0] : m_part;
+  const float m = acc[0] > m_part ? acc[0] : m_part;
   alignas(64) float e[16] = {acc[0] - m, m_part - m};
   f32_store(e, exp16(f32_load(e)));
-  f32x16 ea = f32_splat(e[0]), eb = f32_splat(e[1]);
   acc[0] = m;
   acc[1] = acc[1] * e[0] + l_part * e[1];
+  return {e[0], e[1], 1, 0};
+}
+
+// acc = (m, l, o[dim]) merged with a part.
+inline void merge_part(float* acc, float m_part, float l_part, const float* o_part, int32_t dim) {
+  const Merge merge = begin_merge(acc, m_part, l_part);
+  if (!merge.is_seen) return;
+  const f32x16 kept = f32_splat(merge.kept), added = f32_splat(merge.added);
   for (int32_t i = 0; i < dim; i += 16) {
-    f32x16 b = f32_mul(f32_load(o_part + i), eb);
-    f32_store(acc + 2 + i, f32_fma(f32_load(acc + 2 + i), ea, b));
+    const f32x16 part = f32_load(o_part + i);
+    f32_store(acc + 2 + i, merge.is_new ? part : f32_fma(f32_load(acc + 2 + i), kept, f32_mul(part, added)));
   }
 }
 

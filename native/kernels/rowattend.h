@@ -52,27 +52,6 @@ void score_piece(const uint16_t* q, const uint16_t* keys, int steps, bool is_fir
   }
 }
 
-// How a row's part of a tile enters its accumulator (m, l, o): not at all, as it is, or o = o * kept + part * added.
-struct Merge {
-  float kept, added;
-  int32_t is_seen, is_new;
-};
-
-// As merge_part, for m and l; o follows a piece at a time.
-inline Merge begin_merge(float* acc, float m_part, float l_part) {
-  if (l_part == 0.0f) return {1.0f, 0.0f, 0, 0};
-  if (acc[1] == 0.0f) {
-    acc[0] = m_part, acc[1] = l_part;
-    return {0.0f, 1.0f, 1, 1};
-  }
-  const float m = acc[0] > m_part ? acc[0] : m_part;
-  alignas(64) float e[16] = {acc[0] - m, m_part - m};
-  f32_store(e, exp16(f32_load(e)));
-  acc[0] = m;
-  acc[1] = acc[1] * e[0] + l_part * e[1];
-  return {e[0], e[1], 1, 0};
-}
-
 // acc[r][16 V] merged with the sum over keys of the weights p[r][64] times values[32][..][2].
 template <int R, int V>
 HOTSET_INLINE void value_vectors(const uint16_t* p, const uint16_t* values, int32_t count, const Merge* merges,

@@ -205,13 +205,13 @@ def measure_matrix(
 
 
 def _misplaced(buffers: Any, target: Target) -> str | None:
-    """What to say when the kernel put the buffer elsewhere in spite of the binding; None where it does not tell."""
+    """What to say when the kernel put the buffer elsewhere in spite of the binding, or does not tell; else None."""
     if not target.is_bound:
         return None
     try:
         pages: Mapping[int, int] = buffers.pages(0)
-    except RuntimeError:
-        return None  # move_pages is refused, as in containers
+    except RuntimeError as error:  # containers may allow mbind and refuse move_pages
+        return f"where the buffer for {name_nodes((target.node_id,))} lies is not known: {error}"
     off = 1 - pages.get(target.node_id, 0) / sum(pages.values())
     if off <= OFF_SHARE:
         return None

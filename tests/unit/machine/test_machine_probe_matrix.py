@@ -138,6 +138,15 @@ def test_a_binding_that_is_refused_or_not_kept_is_a_note(machine: FakeRoot, monk
         "98% of the buffer for node 1 lie elsewhere: {0: 98, 1: 2}",
     )
 
+    def refuse(region: int) -> dict[int, int]:
+        raise RuntimeError("move_pages: Operation not permitted")
+
+    monkeypatch.setattr(stray, "pages", refuse)
+    assert measure(plan)[1] == tuple(
+        f"where the buffer for node {node_id} lies is not known: move_pages: Operation not permitted"
+        for node_id in (0, 1)
+    )
+
 
 def test_the_search_ends_where_a_doubling_gains_little() -> None:
     """On a 72-core socket 32 threads saturate memory and more are slower (D036)."""
