@@ -151,8 +151,9 @@ class Row:
         )
 
 
-def measure(name: str, num_tokens: int, args: argparse.Namespace, meter: CeilingMeter, folder: Path) -> Row:
-    seats = Seats(pick_teams(read_topology(), len(meter.cpus)))
+def measure(
+    name: str, num_tokens: int, args: argparse.Namespace, seats: Seats, meter: CeilingMeter, folder: Path
+) -> Row:
     product = Product(name, args.mib if num_tokens == 1 else args.many_mib, num_tokens, seats, folder)
     row = Row(name, num_tokens, "read" if num_tokens == 1 else compute_kind(name, meter))
     operations = 2.0 * product.num_rows * INPUTS * num_tokens
@@ -176,13 +177,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     rows = []
-    with CeilingMeter(args.threads) as meter, tempfile.TemporaryDirectory() as folder:
+    seats = Seats(pick_teams(read_topology(), args.threads))
+    with CeilingMeter(seats.cpus) as meter, tempfile.TemporaryDirectory() as folder:
         print(
             f"{len(meter.cpus)} threads, {isa_in_use()}, {args.mib} and {args.many_mib} MiB, medians of {args.repeats}"
         )
         for name in args.formats.split(","):
             for num_tokens in (1, args.tokens) if args.tokens > 1 else (1,):
-                rows.append(measure(name, num_tokens, args, meter, Path(folder)))
+                rows.append(measure(name, num_tokens, args, seats, meter, Path(folder)))
                 print(rows[-1], flush=True)
     if args.json:
         found = [asdict(row) | {"share": row.share} for row in rows]

@@ -107,7 +107,7 @@ def main() -> int:
     options = parser.parse_args()
     described = describe_model(options.model)
     wish = Wish(context=256, threads=options.threads)
-    seats = find_seats(read_topology(), wish)
+    seats = find_seats(read_topology(), described.spec, described.formats, wish)
     copies, loads, shares, reads = [], [], [], []
     with described.checkpoint as checkpoint:
         plan = plan_model(described, wish)

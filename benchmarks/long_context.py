@@ -91,7 +91,7 @@ class Bench:
         with described.checkpoint:
             longest = max(contexts) + NUM_ROUNDS * ROUND_STEPS + ROUND_STEPS
             wish = Wish(longest, len(contexts), WARM_TOKENS, threads, snapshots=0)
-            seats = find_seats(topology, wish)
+            seats = find_seats(topology, described.spec, described.formats, wish)
             plan = plan_model(described, wish)
             require_fit(plan)
             self.executor = NativeExecutor(described.spec, described.formats, plan, seats, isa_in_use())

@@ -44,7 +44,7 @@ def main() -> int:
     context = context_needed(contexts, [options.sequences], options.repeats, 16)
     with (
         hotset.load(options.model, context=context, max_sequences=options.sequences) as engine,
-        CeilingMeter(engine.plan.num_threads) as meter,
+        CeilingMeter(engine.plan.cpus) as meter,
     ):
         rates = {kind: meter.measure_compute(kind).median for kind, _ in meter.compute_kinds()}
         chunk = engine.plan.prefill_chunk

@@ -12,7 +12,9 @@ from peerlib.client import leave_for_own_autogroup
 _PROGRAM = """
 import json, sys
 from hotset.machine.probe import CeilingMeter
-with CeilingMeter(int(sys.argv[1])) as meter:
+from hotset.machine.teams import Seats, pick_teams
+from hotset.machine.topology import read_topology
+with CeilingMeter(Seats(pick_teams(read_topology(), int(sys.argv[1]))).cpus) as meter:
     read, int8 = meter.measure_read().median, meter.measure_compute("int8").median
 print(json.dumps({"read_bytes_per_s": read, "int8_ops_per_s": int8}))
 """

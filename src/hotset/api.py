@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,19 +18,19 @@ from hotset.errors import MachineError
 from hotset.kv.identity import identify
 from hotset.log import warn
 from hotset.machine.measured import read_measured
-from hotset.machine.memory import read_memory
+from hotset.machine.memory import MemoryState, read_memory
 from hotset.machine.native import isa_in_use
 from hotset.machine.numa_calls import try_numa_calls
 from hotset.machine.profile import Profile
 from hotset.machine.room import LoadRoom
-from hotset.machine.teams import NumaMode, Seats, choose_policy, has_many_nodes, pick_teams
+from hotset.machine.teams import NodeTeam, NumaMode, Seats, choose_policy, has_many_nodes, pick_teams
 from hotset.machine.topology import Topology, read_topology
 from hotset.machine.verify import find_problems
 from hotset.models.registry import describe
 from hotset.models.spec import ModelSpec, with_cache_format
-from hotset.plan.budget import DEFAULT_CONTEXT, LARGEST_CHUNK, Plan, Wish, make_plan, require_fit
+from hotset.plan.budget import Plan, Wish, make_plan, require_fit, sizes_of
 from hotset.plan.nodes import require_nodes_fit, short_nodes, split_plan
-from hotset.plan.placement import nodes_to_run, place
+from hotset.plan.placement import Placement, best_to_run, place
 from hotset.program.pending import require_runnable
 
 
@@ -63,68 +63,110 @@ def describe_model(model: str | Path, cache_format: str | None = None) -> Descri
     return Described(checkpoint, with_cache_format(spec, formats, cache_format), found, formats)
 
 
-def find_seats(topology: Topology, wish: Wish, numa: NumaMode = "bind") -> Seats:
-    """Threads and nodes for ``wish`` on this machine, and how memory gets there.
+def find_seats(
+    topology: Topology, spec: ModelSpec, formats: Mapping[str, str], wish: Wish, numa: NumaMode = "bind"
+) -> Seats:
+    """Threads and nodes for a run of ``spec`` on this machine, and how memory gets there.
 
     Raises:
         RequestError: threads or nodes that this process cannot have.
         MachineError: "strict", and memory cannot be bound here.
     """
-    saturating = _saturating() if has_many_nodes(topology) else {}
-    teams = pick_teams(topology, wish.threads, wish.nodes, saturating)
+    teams, _ = choose_teams(topology, _measured_here(topology), spec, formats, wish)
+    return _seated(topology, teams, numa)
+
+
+def _seated(topology: Topology, teams: tuple[NodeTeam, ...], numa: NumaMode) -> Seats:
     calls = try_numa_calls(teams[0].node_id) if has_many_nodes(topology) else None
     return Seats(teams, *choose_policy(topology, calls, numa))
 
 
-def choose_nodes(
+def choose_teams(
     topology: Topology, profile: Profile | None, spec: ModelSpec, formats: Mapping[str, str], wish: Wish
-) -> Wish:
-    """``wish`` with the nodes of the fastest layout, where the paths between nodes were measured and all are alike.
+) -> tuple[tuple[NodeTeam, ...], Placement | None]:
+    """Nodes and threads of the fastest layout that fits, by a profile of this machine, and the layouts it was among.
 
-    What the user fixed stays; without a profile nodes are chosen by their threads alone (:func:`pick_teams`).
+    What the user fixed stays. Without a profile that knows the nodes it is one thread a core of the nodes that give
+    most of them (:func:`hotset.machine.teams.pick_teams`), and there is nothing to compare.
+
+    Raises:
+        RequestError: threads, nodes or sizes that cannot be had.
     """
-    sizes = {len(topology.node_cpus(node_id)) for node_id in topology.cpu_nodes}
-    if profile is None or wish.nodes or wish.threads or len(topology.cpu_nodes) < 2 or len(sizes) > 1:
-        return wish
-    context = min(spec.max_context, DEFAULT_CONTEXT) if wish.context is None else wish.context
-    placement = place(spec, formats, profile.without_gpus(), wish, context, wish.prefill_chunk or LARGEST_CHUNK)
-    nodes = nodes_to_run(placement, profile)
-    usable = set(topology.cpu_nodes) & set(topology.allowed_nodes)
-    return replace(wish, nodes=nodes) if nodes and usable.issuperset(nodes) else wish
+    most = pick_teams(topology, wish.threads, wish.nodes)
+    cpus = {team.node_id: profile.cpu_of(team.node_id) for team in most} if profile is not None else {}
+    known = {node_id: cpu.name for node_id, cpu in cpus.items() if cpu is not None}
+    if profile is None or len(known) < len(most):
+        return most, None
+    machine = _as_seen(profile, {name: (node_id, len(most[0].cpus)) for node_id, name in known.items()})
+    sizes = sizes_of(spec, formats, wish)
+    placement = place(spec, formats, machine, wish, sizes.context, sizes.chunk)
+    best = best_to_run(placement, None if wish.nodes is None and wish.threads is None else len(most))
+    if best is None or wish.threads is not None:
+        return most, placement
+    used = best.teams[0]
+    nodes = tuple(node_id for node_id, name in known.items() if name in used.threads)
+    if len(nodes) < len(most) and used.each == len(most[0].cpus):
+        return pick_teams(topology, None, nodes), placement  # fewer nodes may each give more
+    return tuple(NodeTeam(t.node_id, t.cpus[: used.each]) for t in most if t.node_id in nodes), placement
 
 
-def _saturating() -> dict[int, int]:
-    """By node the threads that reach its bandwidth, as `hotset probe` measured."""
+def _as_seen(profile: Profile, cpus: Mapping[str, tuple[int, int]]) -> Profile:
+    """A profile with these CPUs alone, each with its node and the threads that this process may have there."""
+    machine = profile.with_consumers(cpus).with_teams({name: threads for name, (_, threads) in cpus.items()})
+    nodes = {machine.consumer(name).near: node_id for name, (node_id, _) in cpus.items()}
+    memories = (replace(memory, node=nodes.get(memory.name, memory.node)) for memory in machine.memories)
+    return replace(machine, memories=tuple(memories))
+
+
+def _measured_here(topology: Topology) -> Profile | None:
+    """The measured profile of this machine with the memory that is available now; None where there is none."""
     profile = read_measured()
-    found = {}
-    if profile is not None:
-        for consumer in profile.consumers:
-            path, node_id = profile.path(consumer.name, consumer.near), profile.memory(consumer.near).node
-            if consumer.kind == "cpu" and path.threads is not None and node_id is not None:
-                found[node_id] = path.threads
-    return found
+    if profile is None:
+        return None
+    nodes = [memory.node if memory.node is not None else topology.nodes[0].node_id for memory in profile.memories]
+    free = _available(topology, nodes, read_memory())
+    return replace(
+        profile,
+        memories=tuple(
+            replace(memory, num_bytes=free[node], usable=1.0)
+            for memory, node in zip(profile.memories, nodes, strict=True)
+        ),
+    )
+
+
+def _available(topology: Topology, node_ids: Iterable[int], memory: MemoryState) -> dict[int, int]:
+    """Bytes by node that a run may take; 0 for a node that is not there."""
+    if not has_many_nodes(topology):
+        # One node is the machine, with its cgroups.
+        return dict.fromkeys(node_ids, memory.available_bytes)
+    nodes = {node.node_id: node.available_bytes for node in topology.nodes}
+    return {node_id: nodes.get(node_id, 0) for node_id in node_ids}
 
 
 def plan_model(described: Described, wish: Wish) -> Plan:
     """Plan a run of ``described`` on this machine, from headers alone."""
-    return plan_spec(described.spec, described.formats, wish)
+    return plan_here(described.spec, described.formats, wish)[0]
 
 
-def plan_spec(spec: ModelSpec, formats: Mapping[str, str], wish: Wish) -> Plan:
-    """Plan a run of a model that may have no files, its weights in ``formats`` by key, on this machine."""
+def plan_here(spec: ModelSpec, formats: Mapping[str, str], wish: Wish) -> tuple[Plan, Placement | None]:
+    """Plan a run of a model that may have no files, its weights in ``formats`` by key, on this machine.
+
+    The second result are the layouts that were compared; None where this machine was not measured.
+    """
     topology = read_topology()
-    wish = choose_nodes(topology, read_measured(), spec, formats, wish)
-    return _plan_on(topology, find_seats(topology, wish), spec, formats, wish)
+    teams, placement = choose_teams(topology, _measured_here(topology), spec, formats, wish)
+    return _plan_on(topology, teams, spec, formats, wish), placement
 
 
-def _plan_on(topology: Topology, seats: Seats, spec: ModelSpec, formats: Mapping[str, str], wish: Wish) -> Plan:
-    memory = read_memory()
-    plan = make_plan(spec, formats, wish, len(seats.cpus), memory.available_bytes, memory.source)
-    available = {node_id: topology.node(node_id).available_bytes for node_id in seats.node_ids}
-    if not has_many_nodes(topology):
-        # One node is the machine: what limits it is in the plan already, with cgroups and all.
-        available = dict.fromkeys(seats.node_ids, plan.available_bytes)
-    return replace(plan, nodes=split_plan(plan, spec, formats, seats.node_ids, available, topology.page_bytes))
+def _plan_on(
+    topology: Topology, teams: tuple[NodeTeam, ...], spec: ModelSpec, formats: Mapping[str, str], wish: Wish
+) -> Plan:
+    memory, cpus = read_memory(), Seats(teams).cpus
+    plan = make_plan(spec, formats, wish, len(cpus), memory.available_bytes, memory.source)
+    node_ids = Seats(teams).node_ids
+    available = _available(topology, node_ids, memory)
+    nodes = split_plan(plan, spec, formats, node_ids, available, topology.page_bytes)
+    return replace(plan, nodes=nodes, cpus=cpus)
 
 
 def load(
@@ -146,7 +188,8 @@ def load(
 
     Args:
         model: path of a ``.gguf`` file or of a folder, a pulled name, or a hub id that was pulled.
-        threads: worker threads; default one per physical core that this process may use.
+        threads: worker threads; default one per physical core that this process may use, or those that saturate the
+            memory where `hotset probe` found that fewer answer sooner.
         context: most tokens of one sequence, prompt and answer together; default the model's, at most 8,192.
         prefill_chunk: most tokens in one step; default from a workspace budget.
         max_sequences: most sequences at once; default 1, since each one costs a whole context of cache.
@@ -174,9 +217,8 @@ def load(
         require_runnable(spec.program, described.formats, spec.name)
         wish = Wish(context, max_sequences, prefill_chunk, threads, prefix_tokens, snapshots, nodes)
         topology = read_topology()
-        wish = choose_nodes(topology, read_measured(), spec, described.formats, wish)
-        seats = find_seats(topology, wish, numa)
-        plan = _plan_on(topology, seats, spec, described.formats, wish)
+        seats = find_seats(topology, spec, described.formats, wish, numa)
+        plan = _plan_on(topology, seats.teams, spec, described.formats, wish)
         require_fit(plan)
         _require_room(plan, seats, numa)
         if on_plan is not None:

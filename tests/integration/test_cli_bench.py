@@ -36,13 +36,18 @@ class FakeCosts:
         return "int8"
 
 
+made_for: list[tuple[int, ...]] = []
+"""The CPUs that meters were asked to measure on."""
+
+
 class FakeMeter:
     """Every measurement gives 100 more than the one before."""
 
     isa = "avx2"
 
-    def __init__(self, threads: int | None = None) -> None:
+    def __init__(self, cpus: Sequence[int] = ()) -> None:
         self.count = 0
+        made_for.append(tuple(cpus))
 
     def __enter__(self) -> FakeMeter:
         return self
@@ -176,7 +181,7 @@ def verb(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def load(model: str, **options: Any) -> Any:
         asked.update(options)
         engine, _ = make_engine(512, max_context=1024)
-        engine._plan = SimpleNamespace(num_threads=2, prefill_chunk=8, to_json=lambda: {"total_bytes": 1})
+        engine._plan = SimpleNamespace(num_threads=2, cpus=(6, 7), prefill_chunk=8, to_json=lambda: {"total_bytes": 1})
         return engine
 
     class Described:
@@ -205,6 +210,7 @@ def test_json_has_conditions_and_every_sample(verb: dict[str, Any]) -> None:
     ]  # fmt: skip
     assert all(len(row["samples"]) == 2 and row["tokens_per_s"]["median"] > 0 for row in report["rows"])
     assert verb["max_sequences"] == 2
+    assert made_for[-1] == (6, 7), "the CPUs of the engine's team, not the first ones"
 
 
 def test_table_has_a_line_for_every_row(verb: dict[str, Any]) -> None:

@@ -4,6 +4,8 @@ that no weight is read."""
 from __future__ import annotations
 
 import json
+import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from click.testing import CliRunner, Result
 from hotset.checkpoint.manifest import declared_formats
 from hotset.cli.main import cli
 from hotset.machine.measured import profile_path, write_profile
-from hotset.machine.memory import MemoryState, MemoryTerm
+from hotset.machine.memory import MemoryState, MemoryTerm, read_memory
 from hotset.machine.presets import read_preset
 from hotset.machine.profile import Consumer, Memory, Profile
 from hotset.machine.profile import Path as MemoryPath
@@ -20,7 +22,9 @@ from hotset.machine.topology import read_topology
 from hotset.plan.budget import Wish, make_plan
 from hotset.plan.cards import cut_layers, describe_config, read_card
 from hotset.plan.devices import declared_bytes, plan_devices
+from hotset.units import format_bytes
 
+MACHINES = Path(__file__).parent.parent / "fixtures/machines"
 MODEL = str(Path(__file__).parent.parent / "golden/llama/tied_f16")
 
 
@@ -73,7 +77,10 @@ def test_more_threads_than_cpus_are_refused() -> None:
 def test_speed_is_expected_once_the_machine_was_measured() -> None:
     """A ceiling that was printed for any machine (or none) said nothing; without a profile one line says what to do."""
     before = run("--context", "32", "--threads", "1")
-    assert before.stdout.splitlines()[-1] == "expected speed: `hotset probe` measures what it takes"
+    assert before.stdout.splitlines()[-1] == (
+        "layouts and expected speed: not known, `hotset probe` measures what they take"
+    )
+    assert "layouts on" not in before.stdout
     assert json.loads(run("--context", "32", "--threads", "1", "--json").stdout)["expected"] is None
     write_profile(measured(1), profile_path())
     lines = run("--context", "32", "--threads", "1").stdout.splitlines()
@@ -89,10 +96,89 @@ def test_speed_is_expected_once_the_machine_was_measured() -> None:
     assert sum(step["path_bytes"].values()) == plan["decode_bytes"]["32"]
 
 
+def test_the_layouts_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same table as for another machine, from the measured profile and the memory that is free."""
+    write_profile(measured(2), profile_path())
+    free = format_bytes(read_memory().available_bytes)[:2]
+    text = run("--context", "32", "--threads", "1").stdout
+    assert (
+        "layouts on this, best first, for 2,048 tokens in and 512 out:\n  fixed by you: 1 threads (--threads)" in text
+    )
+    assert "\nall in node0: cpu0 reads it\n" in text
+    content = json.loads(run("--context", "32", "--threads", "1", "--json").stdout)
+    (candidate,) = content["placement"]["candidates"]
+    assert content["placement"]["winner"] == candidate["layout"] == "all in node0"
+    assert candidate["teams"][0]["threads"] == {"cpu0": 1} and content["cpus"] == [read_topology().affinity[0]]
+    assert format_bytes(candidate["memories"][0]["usable_bytes"])[:2] == free
+
+
+def two_sockets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, latency_s: float = 1e-7) -> None:
+    """A machine of two nodes with two CPUs each, as a snapshot shows it, and its profile."""
+    with tarfile.open(MACHINES / "x86-gh200x2-mig-hotadd.tar.xz") as archive:
+        archive.extractall(tmp_path / "machine", filter="data")
+    topology = read_topology(tmp_path / "machine")
+    monkeypatch.setattr("hotset.api.read_topology", lambda: topology)
+    rates = {"f32": 1e12, "bf16": 2e12, "int8": 4e12}
+    profile = Profile(
+        "this", "a test", "a test",
+        tuple(Memory(f"node{i}", "ddr", 1 << 34, 1.0, i) for i in range(2)),
+        tuple(Consumer(f"cpu{i}", "cpu", f"node{i}", 2, rates, 1e-6) for i in range(2)),
+        (
+            *(MemoryPath(f"cpu{i}", f"node{i}", 50e9, threads=1, reads=((1, 50e9), (2, 49e9))) for i in range(2)),
+            *(MemoryPath(f"cpu{i}", f"node{1 - i}", 20e9, latency_s=latency_s, threads=1) for i in range(2)),
+        ),
+        measured="now",
+    )  # fmt: skip
+    write_profile(profile, profile_path())
+
+
+@pytest.mark.parametrize(
+    ("options", "homes", "threads"),
+    [
+        ((), "rows over node0, node1", {0: 2, 1: 2}),
+        (("--threads", "2"), "rows over node0, node1", {0: 1, 1: 1}),
+        (("--nodes", "1"), "all in node1", {1: 2}),
+        (("--nodes", "1", "--threads", "1"), "all in node1", {1: 1}),
+    ],
+)
+def test_a_machine_of_two_nodes_has_an_expected_speed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: tuple[str, ...], homes: str, threads: dict[int, int]
+) -> None:
+    """Bug class: the plan's threads were compared with the cores of the whole profile, and no speed was printed."""
+    two_sockets(monkeypatch, tmp_path)
+    card = ("deepseek-v4-flash", "--context", "4096", "--json", *options)
+    content = json.loads(other(*card).stdout)
+    assert {node["node_id"]: node["num_threads"] for node in content["nodes"]} == threads
+    assert content["expected"]["homes"] == homes and content["placement"] is not None
+    text = other("deepseek-v4-flash", "--context", "4096", *options).stdout
+    assert f"), {homes}:\n  decode at 1: " in text and "layouts on this, best first" in text
+    cannot_hold = "cannot be, node1 would hold"  # 145 GiB, in a machine of 4
+    assert cannot_hold in text and "by profile " in text
+
+
+@pytest.mark.parametrize(
+    ("latency_s", "homes", "nodes"), [(1e-8, "rows over node0, node1", [0, 1]), (1e-4, "all in node0", [0])]
+)
+def test_the_layout_that_won_is_the_plan(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, latency_s: float, homes: str, nodes: list[int]
+) -> None:
+    """A table beside a plan that does something else. One node wins where the exchange costs more than it gains."""
+    two_sockets(monkeypatch, tmp_path, latency_s)
+    content = json.loads(run("--context", "32", "--json").stdout)
+    first, *others = content["placement"]["candidates"]
+    assert first["layout"] == content["placement"]["winner"] == content["expected"]["homes"] == homes
+    assert [node["node_id"] for node in content["nodes"]] == nodes and content["cpus"] == [0, 1, 2, 3][: 2 * len(nodes)]
+    assert {"rows over node0, node1", "all in node0"} <= {entry["layout"] for entry in (first, *others)}
+    assert content["expected"]["decode"]["32"]["seconds"] == pytest.approx(first["decode"]["seconds"])
+
+
 def test_a_profile_of_other_threads_says_nothing_about_these() -> None:
     write_profile(measured(2), profile_path())
     last = run("--threads", "1").stdout.splitlines()[-1]
-    assert last.endswith("the profile is of 2 threads, the plan of 1: `hotset probe --threads 1`")
+    assert last.endswith("the profile is of 2 threads of node 0, the plan of 1: `hotset probe --threads 1`")
+    curve = replace(measured(2), paths=(MemoryPath("cpu0", "node0", 50e9, threads=2, reads=((1, 30e9), (2, 50e9))),))
+    write_profile(curve, profile_path())
+    assert "expected on this (a test; " in run("--threads", "1").stdout
 
 
 def test_this_machine_by_name(tmp_path: Path) -> None:

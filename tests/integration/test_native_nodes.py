@@ -19,6 +19,7 @@ from test_native_v4_plan import MODELS
 import hotset
 from hotset.engine.batch import Segment, StepBatch
 from hotset.engine.native import NativeExecutor
+from hotset.machine import verify
 from hotset.machine.native import available_isas
 from hotset.machine.thp import read_page_bytes
 from hotset.machine.verify import ABSENT, locate
@@ -144,6 +145,33 @@ def test_maps_and_move_pages_agree(tmp_path: Path) -> None:
                 assert absent == other.pages.get(ABSENT, 0)
             executor.load(d.checkpoint, d.account)
         assert all(region.num_off == 0 for region in asked)
+
+
+@pytest.mark.parametrize("has_maps", [True, False])
+def test_large_regions_are_found_as_small_ones_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_maps: bool
+) -> None:
+    """By counts of the kernel or by samples, when 64 pages are many; before and after pages are written."""
+    d = described(tmp_path, tiny("F32"))
+    with d.checkpoint:
+        executor = NativeExecutor(d.spec, d.formats, plan_of(d, 2, context=2048), team(2), available_isas()[0])
+        for _ in range(2):
+            asked = executor.regions()
+            assert {region.located_by for region in asked} == {"move_pages"}
+            with monkeypatch.context() as few:
+                few.setattr(verify, "MANY_PAGES", 64)
+                few.setattr(verify, "SAMPLE_PAGES", 64)
+                few.setattr(verify, "DOUBT", 0.0)
+                if not has_maps:
+                    few.setattr(verify, "_counted_alone", lambda *_: {})
+                found = executor.regions()
+            large = [pair for pair in zip(asked, found, strict=True) if pair[0].num_pages > 64]
+            assert large and {other.located_by for _, other in large} <= {"numa_maps", "sample"}
+            assert {other.located_by for _, other in large} == {"numa_maps"} or not has_maps
+            for one, other in large:
+                slack = 0.2 * one.num_pages if other.located_by == "sample" else 0
+                assert abs(one.num_off - other.num_off) <= slack and one.num_pages == other.num_pages
+            executor.load(d.checkpoint, d.account)
 
 
 def test_the_engine_tells_where_its_memory_is(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Literal
 from hotset.audit.observe import Observed, Unknown
 from hotset.audit.record import ClassSample, GroupState, Region, RunRecord, Seat, ThreadState
 from hotset.machine.files import format_cpu_list
-from hotset.machine.verify import OFF_SHARE
+from hotset.machine.verify import OFF_SHARE, SAMPLE_PAGES
 from hotset.units import MIB, format_bytes, format_rate
 
 HUGE_SHARE = 0.9
@@ -102,6 +102,8 @@ def check_pages(record: RunRecord, seen: Observed) -> tuple[Line, ...]:
     where = (
         f"{1 - off / total:.2%} of {_counted(total, 'page')} in {_counted(len(seen.regions), 'region')} on their node"
     )
+    num_sampled = sum(region.located_by == "sample" for region in seen.regions)
+    where += f" ({num_sampled:,} by a sample of {SAMPLE_PAGES:,} pages)" if num_sampled else ""
     return _line(name, False, where, expected, "")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hotset.audit.record import ClassSample
-from hotset.machine.profile import Consumer, Profile
+from hotset.machine.profile import Profile
 from hotset.models.spec import ModelSpec
 from hotset.plan.homes import Homes, even_shares
 from hotset.plan.predict import model_step, predict_step
@@ -64,24 +64,17 @@ def class_samples(
     homes = _homes(profile, node_ids) if profile is not None else None
     if profile is not None and homes is not None:
         each = max((profile.consumer(name).step_s or 0.0) for name in homes.consumers)
-        slower = _slower(profile, [profile.consumer(name) for name in homes.consumers], num_threads)
+        threads = dict.fromkeys(homes.consumers, num_threads // len(node_ids))
         num_ops = Counter(names)
-        seconds = {entry.name: entry.seconds for entry in predict_step(step, profile, homes).classes}
-        expected = {name: slower * seconds.get(name, 0.0) + each * num_ops[name] for name in spent}
+        seconds = {entry.name: entry.seconds for entry in predict_step(step, profile, homes, threads).classes}
+        expected = {name: seconds.get(name, 0.0) + each * num_ops[name] for name in spent}
     return tuple(ClassSample(name, num_bytes[name], ns / 1e9, expected.get(name)) for name, ns in spent.items())
 
 
 def _homes(profile: Profile, node_ids: Sequence[int]) -> Homes | None:
     """Rows of everything over the CPUs of the nodes that run; None where the profile has none of them."""
-    cpus = [consumer for consumer in profile.consumers if consumer.kind == "cpu"]
-    mine = [cpu for cpu in cpus if profile.memory(cpu.near).node in (None, *node_ids)]
+    mine = [cpu for node_id in node_ids if (cpu := profile.cpu_of(node_id)) is not None]
     if not mine:
         return None
     own = even_shares([(cpu.near, cpu.name) for cpu in mine])
     return Homes("as run", own, own, own, own)
-
-
-def _slower(profile: Profile, consumers: Sequence[Consumer], num_threads: int) -> float:
-    """By how much a team with fewer threads than saturate the memory is expected to be slower than the profile."""
-    saturating = sum(profile.path(cpu.name, cpu.near).threads or cpu.num_cores for cpu in consumers)
-    return max(1.0, saturating / num_threads)

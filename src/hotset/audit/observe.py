@@ -128,7 +128,7 @@ def read_regions(record: RunRecord, root: Path = ROOT) -> tuple[Region, ...] | U
     found = locate_by_maps(record.regions, record.machine.page_bytes, numa_maps, smaps)
     planned = [region.planned_huge_bytes for region in record.regions]
     return tuple(
-        Region(r.name, r.address, r.num_bytes, r.node, huge, dict(r.pages), r.huge_bytes, r.swapped_bytes)
+        Region(r.name, r.address, r.num_bytes, r.node, huge, dict(r.pages), r.huge_bytes, r.swapped_bytes, r.located_by)
         for r, huge in zip(found, planned, strict=True)
     )
 

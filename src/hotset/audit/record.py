@@ -17,6 +17,7 @@ from hotset.checkpoint.strict_json import parse_json
 from hotset.config import load_settings
 from hotset.errors import MachineError, RequestError
 from hotset.machine.teams import Policy
+from hotset.machine.verify import LocatedBy
 
 VERSION = 1
 
@@ -113,7 +114,8 @@ class Region:
     """One allocation: where it was planned and where its pages are.
 
     ``pages`` counts pages by node; a negative key is an errno (:data:`hotset.machine.verify.ABSENT`). ``huge_bytes``
-    lie in huge pages, ``swapped_bytes`` in swap; None where the kernel does not say.
+    lie in huge pages, ``swapped_bytes`` in swap; None where the kernel does not say. ``located_by`` says how the pages
+    were found (:data:`hotset.machine.verify.LocatedBy`).
     """
 
     name: str
@@ -124,6 +126,7 @@ class Region:
     pages: Mapping[int, int]
     huge_bytes: int | None
     swapped_bytes: int | None
+    located_by: LocatedBy
 
 
 @dataclass(frozen=True)

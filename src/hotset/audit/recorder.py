@@ -263,7 +263,7 @@ def _region(region: RegionPages, pages: HugePages) -> Region:
     huge = planned_huge_bytes(region.address, region.num_bytes, pages.page_bytes) if pages.is_offered else 0
     return Region(
         region.name, region.address, region.num_bytes, region.node, huge, dict(region.pages), region.huge_bytes,
-        region.swapped_bytes,
+        region.swapped_bytes, region.located_by,
     )  # fmt: skip
 
 

@@ -133,7 +133,8 @@ def _kind(region: Region) -> str:
 
 def _where(region: Region) -> str:
     pages = sorted(region.pages.items(), reverse=True)
-    return ", ".join(f"{count:,} {'not in memory' if node < 0 else f'on node {node}'}" for node, count in pages)
+    where = ", ".join(f"{count:,} {'not in memory' if node < 0 else f'on node {node}'}" for node, count in pages)
+    return f"{where} (by a sample)" if region.located_by == "sample" else where
 
 
 def _huge(region: Region) -> str:

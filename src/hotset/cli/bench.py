@@ -103,7 +103,7 @@ def command(
             numa=numa,
         ) as engine,
         recording(engine, record_path),
-        CeilingMeter(engine.plan.num_threads) as meter,
+        CeilingMeter(engine.plan.cpus) as meter,
     ):
         bench = Bench(engine, costs, meter, engine.plan.prefill_chunk, repeats, np.random.default_rng(seed))
         with progress(len(contexts) * len(sequences) + len(prefills)) as step:

@@ -49,6 +49,7 @@ def command(root: Path | None, as_json: bool) -> None:
     tree = root or ROOT
     topology, memory = read_topology(tree), read_memory(tree)
     gpus = Gpus((), "not part of a snapshot") if is_snapshot else read_gpus(topology)
+    topology = topology.with_gpu_memory(gpus.memory_nodes)
     calls = None if is_snapshot or not topology.allowed_nodes else try_numa_calls(topology.allowed_nodes[0])
     advice = advise(topology, memory, read_settings(topology, tree))
     if as_json:

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hotset.models.spec import ModelSpec
-    from hotset.plan.budget import Plan, Wish
+    from hotset.plan.budget import Wish
     from hotset.plan.devices import WeightBytes
-    from hotset.plan.expect import Expectation
 
 
 @click.command(name="plan")
@@ -88,12 +87,15 @@ def command(
     which is planned and not run yet. A plan that does not fit is printed as well; the error after it (exit code 3)
     names the largest term and a setting that fits.
 
-    With --machine the plan is for another machine: weights, the cache in every form, the workspace of every chunk, what
-    the paged layout of other engines would take, and a table of layouts with bytes and expected speed, the best first.
-    --nodes, --pin and --max-hbm fix parts of it; what cannot be had with them is refused.
+    Once `hotset probe` has measured this machine, a table of layouts follows, with bytes and expected speed, the best
+    first; nodes and threads are chosen by it.
 
-    Expected speeds follow from bytes and arithmetic over the machine's measured paths and rates: of this machine once
-    `hotset probe` has measured it, of others as published. They say what the time goes to, and what drafts would cost.
+    With --machine the plan is for another machine: weights, the cache in every form, the workspace of every chunk, what
+    the paged layout of other engines would take, and the same table. --nodes, --pin and --max-hbm fix parts of it; what
+    cannot be had with them is refused.
+
+    Expected speeds follow from bytes and arithmetic over the machine's measured paths and rates, of other machines as
+    published. They say what the time goes to, and what drafts would cost.
     """
     from hotset.checkpoint.checkpoint import collector_paused
     from hotset.plan.budget import Wish
@@ -143,42 +145,29 @@ def _described(model: str, cache_format: str | None) -> tuple[ModelSpec, Mapping
 
 
 def _plan_here(spec: ModelSpec, formats: Mapping[str, str], wish: Wish, as_json: bool) -> None:
-    from hotset.api import plan_spec
+    from hotset.api import plan_here
+    from hotset.machine.measured import read_measured
     from hotset.plan.budget import require_fit
+    from hotset.plan.expect import expect_run
     from hotset.plan.explain import explain
     from hotset.plan.nodes import require_nodes_fit
 
-    plan = plan_spec(spec, formats, wish)
-    expectation, reason = _expected_here(spec, formats, plan)
-    if as_json:
-        content = plan.to_json() | {"expected": expectation.to_json() if expectation else None}
-        click.echo(json.dumps(content, indent=2))
-    else:
-        click.echo("\n".join([*explain(plan, expectation), *([reason] if reason else [])]))
-    require_fit(plan)
-    require_nodes_fit(plan.nodes)
-
-
-def _expected_here(spec: ModelSpec, formats: Mapping[str, str], plan: Plan) -> tuple[Expectation | None, str]:
-    """Expected speeds on this machine, or why there are none."""
-    from hotset.machine.measured import read_measured
-    from hotset.plan.expect import expect
-    from hotset.plan.layouts import cpu_layout
-
+    plan, placement = plan_here(spec, formats, wish)
     profile = read_measured()
     if profile is None:
-        return None, "expected speed: `hotset probe` measures what it takes"
-    nodes = [node.node_id for node in plan.nodes]
-    cpus = [consumer for consumer in profile.consumers if consumer.kind == "cpu"]
-    # The profile of one memory may name no node: it is the machine's.
-    used = [consumer for consumer in cpus if len(cpus) == 1 or profile.memory(consumer.near).node in nodes]
-    saturating = [profile.path(consumer.name, consumer.near).threads for consumer in used]
-    threads = sum(consumer.num_cores for consumer in used)
-    if len(used) != len(nodes) or plan.num_threads not in (threads, sum(count or 0 for count in saturating)):
-        probe = f"hotset probe --threads {plan.num_threads}"
-        return None, f"expected speed: the profile is of {threads} threads, the plan of {plan.num_threads}: `{probe}`"
-    homes = cpu_layout(used).decode
-    return expect(spec, formats, profile, sorted(plan.decode_bytes), plan.prefill_chunk, homes), ""
+        expectation, last = None, "layouts and expected speed: not known, `hotset probe` measures what they take"
+    else:
+        expectation, last = expect_run(spec, formats, profile, plan)
+    if as_json:
+        content = plan.to_json() | {
+            "placement": placement.to_json() if placement else None,
+            "expected": expectation.to_json() if expectation else None,
+        }
+        click.echo(json.dumps(content, indent=2))
+    else:
+        click.echo("\n".join([*explain(plan, profile, placement, expectation), *([last] if last else [])]))
+    require_fit(plan)
+    require_nodes_fit(plan.nodes)
 
 
 def _plan_devices(

@@ -60,8 +60,8 @@ def command(
     Each number is the median of several short runs, followed by the lowest and the highest. On a machine that other
     programs or virtual machines share, a wide spread means that they were busy: repeat it.
 
-    The result is kept as the profile of this machine: `hotset plan` says from it how fast a model should be, and teams
-    of threads are sized by it. --quick keeps nothing, unless --out says where.
+    The result is kept as the profile of this machine: `hotset plan` says from it how fast a model should be, and nodes
+    and threads are chosen by it. --quick keeps nothing, unless --out says where.
     """
     from hotset.config import load_settings
     from hotset.log import progress, warn
@@ -77,6 +77,7 @@ def command(
     plan = plan_probe(
         topology, memory, settings.models_dir, threads=threads, chunk_bytes=chunk, effort=QUICK if quick else FULL
     )
+    topology = plan.topology  # with what the GPUs' driver says of nodes
     with progress(plan.num_steps) as step:
         report = probe(plan, step)
     now = datetime.now(UTC).isoformat(timespec="seconds")

@@ -92,6 +92,7 @@ def advise(topology: Topology, memory: MemoryState, settings: KernelSettings) ->
         *_near_limits(memory),
         _swap(memory, settings),
         _gpu_memory(topology, settings),
+        _guessed_nodes(topology),
         _zone_reclaim(topology, settings),
         _governor(settings),
         _zeroing(settings),
@@ -188,6 +189,18 @@ def _gpu_memory(topology: Topology, settings: KernelSettings) -> Advice | None:
         return Advice("gpu_nodes", f"{text}: the driver seems to keep it", numa_mode)
     text += f": when the driver loaded, {AUTO_ONLINE} was not online_movable"
     return Advice("gpu_nodes", text, f"echo online_movable > {AUTO_ONLINE} before the driver loads, at every boot")
+
+
+def _guessed_nodes(topology: Topology) -> Advice | None:
+    """Memory without CPUs that may be a GPU's or a CXL device's."""
+    guessed = tuple(node.node_id for node in topology.nodes if node.is_kind_guessed)
+    if not guessed:
+        return None
+    text = (
+        f"movable memory without CPUs on {name_nodes(guessed)}, and no GPU, DAX or CXL device names it: taken for the "
+        "memory of a GPU, so it is not counted as available"
+    )
+    return Advice("guessed_nodes", text, None)
 
 
 def _init_on_alloc(root: Path) -> bool | None:

@@ -73,6 +73,11 @@ class Gpus:
     found: tuple[Gpu, ...]
     absence: str | None = None
 
+    @property
+    def memory_nodes(self) -> tuple[int, ...]:
+        """Nodes that are the memory of one of them."""
+        return tuple(gpu.memory_node for gpu in self.found if gpu.memory_node is not None)
+
 
 class _NvmlError(Exception):
     """A call failed; its text is what NVML says."""

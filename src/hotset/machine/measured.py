@@ -108,6 +108,7 @@ def _cpu_path(row: PathRow, names: dict[int, str]) -> MemoryPath:
         row.threads,
         (row.read.low, row.read.high),
         f"{SOURCE}, {row.target.buffer_bytes} bytes {'bound to the node' if row.target.is_bound else 'by first touch'}",
+        tuple((count, samples.median) for count, samples in row.reads),
     )
 
 

@@ -6,6 +6,7 @@ of nodes says nothing, node numbers have gaps, and "all nodes" would put weights
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -26,6 +27,10 @@ from hotset.units import MIB
 NODES = "/sys/devices/system/node"
 #: The distance that firmware gives for nodes with no way between them (the GPU nodes of one GH200 to each other).
 UNREACHABLE = 255
+#: NVIDIA's driver names here the node that a GPU's memory is; the kernel the node that a DAX or CXL device becomes when
+#: its memory is brought online.
+NVIDIA_GPUS = "/proc/driver/nvidia/gpus"
+MEMORY_DEVICES = ("/sys/bus/dax/devices", "/sys/bus/cxl/devices")
 
 Kind = Literal["cpu", "memory", "gpu", "empty"]
 
@@ -48,8 +53,10 @@ class Initiators:
 class Node:
     """A NUMA node. Distances are the firmware's, in the order of the online nodes; 10 is the node itself.
 
-    ``kind`` is "cpu" (has CPUs), "memory" (memory and no CPUs: CXL, persistent memory), "gpu" (the memory of a GPU:
-    no CPUs, and either all of it movable or a device listed as the node's own), "empty" (neither CPUs nor memory).
+    ``kind`` is "cpu" (has CPUs), "memory" (memory and no CPUs: CXL, persistent memory), "gpu" (the memory of a GPU), or
+    "empty" (neither CPUs nor memory). Without CPUs it is a GPU's when a device is listed as the node's own or NVIDIA's
+    driver names the node, and plain memory when a DAX or CXL device names it. Where nobody does, movable pages decide,
+    as drivers bring GPU memory online: ``is_kind_guessed``.
     """
 
     node_id: int
@@ -64,6 +71,7 @@ class Node:
     shared_bytes: int = 0
     unevictable_bytes: int = 0
     mlocked_bytes: int = 0
+    is_kind_guessed: bool = False
     #: A device is listed as an initiator of its own in this node: GPUs of Grace-Hopper, also while they have no memory.
     has_generic_initiator: bool = False
     #: From the nearest initiators of any kind (access class 0), and from the nearest CPUs (access class 1).
@@ -87,8 +95,8 @@ def read_nodes(root: Path, online: tuple[int, ...]) -> tuple[Node, ...]:
         available = memory.get("MemAvailable", free)
         return (Node(node_ids[0], online, total, free, (10,), "cpu", available, *claims, pools=pools),)
     states = {name: _state(root, name) for name in ("has_memory", "has_normal_memory", "has_generic_initiator")}
-    reserves = _reserves(root)
-    return tuple(_read_node(root, node_id, states, reserves) for node_id in node_ids)
+    reserves, devices = _reserves(root), _read_devices(root, states["has_generic_initiator"] or ())
+    return tuple(_read_node(root, node_id, states, reserves, devices) for node_id in node_ids)
 
 
 def read_allowed_nodes(root: Path = ROOT) -> tuple[int, ...] | None:
@@ -109,41 +117,68 @@ def _state(root: Path, name: str) -> tuple[int, ...] | None:
     return None if text is None else parse_cpu_list(text)
 
 
+@dataclass(frozen=True)
+class _Devices:
+    """Nodes that some device names as its memory: GPUs, and plain memory on DAX and CXL devices."""
+
+    gpu_nodes: frozenset[int]
+    memory_nodes: frozenset[int]
+
+
+def _read_devices(root: Path, initiators: tuple[int, ...]) -> _Devices:
+    told = (read_text(root, f"{NVIDIA_GPUS}/{name}/numa_status") or "" for name in list_names(root, NVIDIA_GPUS))
+    by_driver = [int(match[1]) for text in told if (match := re.search(r"^Node:\s*(\d+)", text, re.MULTILINE))]
+    targets = (
+        read_int(root, f"{folder}/{name}/target_node") for folder in MEMORY_DEVICES for name in list_names(root, folder)
+    )
+    return _Devices(frozenset((*initiators, *by_driver)), frozenset(node for node in targets if node is not None))
+
+
 def _read_node(
-    root: Path, node_id: int, states: dict[str, tuple[int, ...] | None], reserves: dict[int, tuple[int, int]]
+    root: Path,
+    node_id: int,
+    states: dict[str, tuple[int, ...] | None],
+    reserves: dict[int, tuple[int, int]],
+    devices: _Devices,
 ) -> Node:
     directory = f"{NODES}/node{node_id}"
     memory = read_table((read_text(root, f"{directory}/meminfo") or "").replace(f"Node {node_id} ", ""))
     cpus = parse_cpu_list(read_text(root, f"{directory}/cpulist") or "")
     total = memory.get("MemTotal", 0)
-    has_device = node_id in (states["has_generic_initiator"] or ())
+    kind, is_guessed = _kind(node_id, cpus, total, states, devices)
     return Node(
         node_id,
         cpus,
         total,
         memory.get("MemFree", 0),
         tuple(int(word) for word in (read_text(root, f"{directory}/distance") or "").split()),
-        _kind(node_id, cpus, total, states),
+        kind,
         _available(memory, *reserves.get(node_id, (0, 0))),
         *_claims(memory),
-        has_device,
+        is_guessed,
+        node_id in (states["has_generic_initiator"] or ()),
         _initiators(root, f"{directory}/access0/initiators"),
         _initiators(root, f"{directory}/access1/initiators"),
         read_pools(root, f"{directory}/hugepages"),
     )
 
 
-def _kind(node_id: int, cpus: tuple[int, ...], total: int, states: dict[str, tuple[int, ...] | None]) -> Kind:
+def _kind(
+    node_id: int, cpus: tuple[int, ...], total: int, states: dict[str, tuple[int, ...] | None], devices: _Devices
+) -> tuple[Kind, bool]:
+    """The kind of a node, and whether it is a guess."""
     if cpus:
-        return "cpu"
+        return "cpu", False
     has_memory = states["has_memory"]
     if total == 0 or (has_memory is not None and node_id not in has_memory):
-        return "empty"
-    # The driver brings GPU memory online as movable pages only. Where the administrator's setting made them normal
-    # ones, the firmware's list of devices still tells it from plain memory.
+        return "empty", False
+    # A GPU's memory may have come online as normal pages, CXL memory as movable ones: devices tell better than pages.
+    if node_id in devices.gpu_nodes:
+        return "gpu", False
     normal = states["has_normal_memory"]
-    is_movable = normal is not None and node_id not in normal
-    return "gpu" if is_movable or node_id in (states["has_generic_initiator"] or ()) else "memory"
+    if node_id in devices.memory_nodes or normal is None or node_id in normal:
+        return "memory", False
+    return "gpu", True
 
 
 def _claims(memory: dict[str, int]) -> tuple[int, int, int]:

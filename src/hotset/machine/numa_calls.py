@@ -13,8 +13,13 @@ import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hotset.machine.files import ROOT, read_text
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 #: Makes a system call by number and returns 0 or the error number.
 Syscall = Callable[..., int]
@@ -91,6 +96,25 @@ def try_numa_calls(node_id: int, syscall: Syscall | None = None) -> NumaCalls:
         }
         del first_byte  # a mapping with a view into it cannot be closed
     return NumaCalls(**{name: _reason(name, code) for name, code in results.items()}, has_numa_maps=has_numa_maps)
+
+
+def nodes_of_pages(addresses: NDArray[np.int64]) -> NDArray[np.int32]:
+    """The node of the page at each address of this process; a negative number is an errno (-ENOENT: not in memory).
+
+    Raises:
+        RuntimeError: the kernel does not answer, as in containers.
+    """
+    import numpy as np
+
+    number = NUMBERS.get(platform.machine(), {}).get("move_pages")
+    if number is None:
+        raise RuntimeError(f"move_pages: its number is not known for {platform.machine()}")
+    found = np.zeros(len(addresses), np.int32)
+    # Without target nodes the call moves nothing and reports.
+    code = _syscall(number, 0, len(addresses), addresses.ctypes.data, None, found.ctypes.data, 0)
+    if code:
+        raise RuntimeError(f"move_pages: {os.strerror(code)}")
+    return found
 
 
 def _mask(node_id: int) -> ctypes.Array[ctypes.c_ulong]:

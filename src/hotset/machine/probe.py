@@ -33,7 +33,7 @@ from hotset.machine.native import isa_in_use, native_module
 from hotset.machine.numa_calls import try_numa_calls
 from hotset.machine.samples import FULL, MIN_SAMPLES, Effort, Samples, machine_errors
 from hotset.machine.storage import StorageReport, measure_storage
-from hotset.machine.teams import has_many_nodes
+from hotset.machine.teams import Seats, has_many_nodes, pick_teams
 from hotset.machine.topology import Topology, default_threads, pick_cpus, read_topology
 from hotset.units import MIB, format_bytes
 
@@ -143,19 +143,19 @@ class CeilingMeter:
     """Measures read bandwidth and arithmetic rates again and again, with a buffer that stays allocated.
 
     A context manager. Between measurements its threads do not exist, so it can be interleaved with the
-    work that it is the ceiling of.
+    work that it is the ceiling of: ``cpus`` are those of that work, one thread each.
     """
 
     def __init__(
         self,
-        threads: int | None = None,
+        cpus: Sequence[int],
         *,
         buffer_bytes: int = METER_BUFFER_BYTES,
         choice_seconds: float = FULL.choice_seconds,
         topology: Topology | None = None,
     ) -> None:
         self.topology = topology or read_topology()
-        self.cpus = pick_cpus(self.topology, threads or default_threads(self.topology)[0])
+        self.cpus = tuple(cpus)
         self.isa = isa_in_use()
         nodes = self.topology.cpus_by_node(self.cpus)
         self.buffer_bytes = buffer_size(self.topology, self.cpus, buffer_bytes, read_memory())
@@ -204,12 +204,6 @@ class CeilingMeter:
         self.close()
 
 
-def read_bandwidth(threads: int | None = None, seconds: float = 0.5) -> Samples:
-    """Measure DRAM read bandwidth once, in bytes per second. For repeated measurements keep a :class:`CeilingMeter`."""
-    with CeilingMeter(threads) as meter:
-        return meter.measure_read(seconds)
-
-
 def measure_compute(isa: str, kind: str, cpus: Sequence[int], seconds: float) -> Samples:
     """Operations per second of ``kind`` by a thread on each of ``cpus`` together."""
     with machine_errors():
@@ -236,6 +230,12 @@ class Probe:
         """How often :func:`probe` calls ``step``, with GPUs once more for each."""
         return 5 + len(self.matrix.pairs()) + len(self.gpus.found)
 
+    def ceiling_cpus(self) -> tuple[tuple[int, ...], str]:
+        """CPUs that read at once, those of a run with all cores or the threads asked for, and why so many."""
+        if self.threads is not None:
+            return tuple(cpu for cpus in self.matrix.consumers.values() for cpu in cpus), "asked for"
+        return Seats(pick_teams(self.topology)).cpus, default_threads(self.topology)[1]
+
 
 def plan_probe(
     topology: Topology,
@@ -254,19 +254,20 @@ def plan_probe(
     """
     pick_cpus(topology, threads or 1)
     calls = try_numa_calls(topology.allowed_nodes[0]) if has_many_nodes(topology) else None
+    gpus = read_gpus(topology)
+    topology = topology.with_gpu_memory(gpus.memory_nodes)
     matrix = plan_matrix(topology, memory, threads, effort.buffer_bytes, calls)
-    return Probe(topology, matrix, read_gpus(topology), models, threads, chunk_bytes, effort)
+    return Probe(topology, matrix, gpus, models, threads, chunk_bytes, effort)
 
 
 def probe(plan: Probe, step: Callable[[str], None] = lambda label: None) -> ProbeReport:
     """Measure everything; ``step`` is told what is measured."""
     begin = time.perf_counter()
-    topology, effort, threads = plan.topology, plan.effort, plan.threads
-    default, reason = default_threads(topology)
-    most = threads or default
-    step(f"placing the buffer and choosing a prefetch distance, threads: {most}")
+    topology, effort = plan.topology, plan.effort
+    cpus, reason = plan.ceiling_cpus()
+    step(f"placing the buffer and choosing a prefetch distance, threads: {len(cpus)}")
     with CeilingMeter(
-        most, buffer_bytes=effort.buffer_bytes, choice_seconds=effort.choice_seconds, topology=topology
+        cpus, buffer_bytes=effort.buffer_bytes, choice_seconds=effort.choice_seconds, topology=topology
     ) as meter:
         ceiling = meter.measure_read(effort.row_seconds)
         step("cache read")
@@ -290,7 +291,7 @@ def probe(plan: Probe, step: Callable[[str], None] = lambda label: None) -> Prob
     )  # fmt: skip
     return ProbeReport(
         isa=meter.isa,
-        threads_reason=reason if threads is None else "asked for",
+        threads_reason=reason,
         cpus=meter.cpus,
         buffer_bytes=meter.buffer_bytes,
         huge_bytes=meter.huge_bytes,

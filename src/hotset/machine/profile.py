@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, TypeVar, get_args
 
@@ -68,6 +68,7 @@ class Path:
         latency_s: of one dependent read.
         threads: the fewest that reach the bandwidth.
         spread: lowest and highest sample of ``read_bytes_per_s``.
+        reads: (threads, bytes read per second) by growing teams, as far as it was measured.
     """
 
     consumer: str
@@ -79,6 +80,22 @@ class Path:
     threads: int | None = None
     spread: tuple[float, float] | None = None
     source: str = ""
+    reads: tuple[tuple[int, float], ...] = ()
+
+    def read_by(self, num_threads: int) -> float | None:
+        """Bytes per second that a team of ``num_threads`` reads; None where nobody measured how threads add up.
+
+        Between two measured teams it is on the line between them; below the smallest all threads read alike.
+        """
+        if not self.reads:
+            return self.read_bytes_per_s * min(1.0, num_threads / self.threads) if self.threads else None
+        before = (0, 0.0)
+        for point in self.reads:
+            if num_threads <= point[0]:
+                part = (num_threads - before[0]) / (point[0] - before[0])
+                return before[1] + part * (point[1] - before[1])
+            before = point
+        return before[1]
 
 
 @dataclass(frozen=True)
@@ -106,13 +123,44 @@ class Profile:
         gpus = tuple(consumer for consumer in self.consumers if consumer.kind == "gpu")
         return gpus or self.consumers
 
-    def without_gpus(self) -> Profile:
-        """The same machine as its CPUs see it, for what runs on CPUs only."""
-        kept = {consumer.name for consumer in self.consumers if consumer.kind == "cpu"}
+    def with_consumers(self, names: Collection[str]) -> Profile:
+        """The same machine as these consumers see it."""
         return replace(
             self,
-            consumers=tuple(consumer for consumer in self.consumers if consumer.name in kept),
-            paths=tuple(path for path in self.paths if path.consumer in kept),
+            consumers=tuple(consumer for consumer in self.consumers if consumer.name in names),
+            paths=tuple(path for path in self.paths if path.consumer in names),
+        )
+
+    def cpu_of(self, node_id: int) -> Consumer | None:
+        """The CPUs of a node; None where the profile does not know them.
+
+        The profile of a single CPU may name no node: it is the machine's.
+        """
+        cpus = [consumer for consumer in self.consumers if consumer.kind == "cpu"]
+        nodes = (node_id, None) if len(cpus) == 1 else (node_id,)
+        return next((cpu for cpu in cpus if self.memory(cpu.near).node in nodes), None)
+
+    def with_teams(self, threads: Mapping[str, int]) -> Profile:
+        """The same machine where these CPUs take part with so many threads, no more than their cores.
+
+        Arithmetic rates go by the threads. Bandwidths are those of :meth:`Path.read_by`; where nobody measured it, of
+        all cores. The fixed cost of an op stays that of the measured team.
+        """
+        sizes = {name: min(count, self.consumer(name).num_cores) for name, count in threads.items()}
+
+        def team(consumer: Consumer) -> Consumer:
+            count = sizes.get(consumer.name, consumer.num_cores)
+            rates = {kind: rate * count / consumer.num_cores for kind, rate in consumer.rates.items()}
+            return replace(consumer, num_cores=count, rates=rates)
+
+        def read(path: Path) -> Path:
+            rate = path.read_by(sizes[path.consumer]) if path.consumer in sizes else None
+            return path if rate is None else replace(path, read_bytes_per_s=rate)
+
+        return replace(
+            self,
+            consumers=tuple(map(team, self.consumers)),
+            paths=tuple(map(read, self.paths)),
         )
 
     def memory(self, name: str) -> Memory:
@@ -233,6 +281,8 @@ class _Reader:
             if not isinstance(value, list | tuple) or len(value) != 2:
                 raise self.error(f"spread is {value!r:.60}, expected the lowest and the highest")
             return (self._number(name, value[0]), self._number(name, value[1]))
+        if name == "reads":
+            return self._reads(value)
         if name == "kind" and value not in _CHOICES[kind]:
             raise self.error(f"kind is {value!r:.60}, expected one of {', '.join(_CHOICES[kind])}")
         if hint.startswith("int"):
@@ -244,6 +294,15 @@ class _Reader:
         if not isinstance(value, str):
             raise self.error(f"{name} is {value!r:.60}, expected a text")
         return value
+
+    def _reads(self, value: object) -> tuple[tuple[int, float], ...]:
+        found: list[tuple[int, float]] = []
+        for point in value if isinstance(value, list | tuple) else (None,):
+            is_pair = isinstance(point, list | tuple) and len(point) == 2 and type(point[0]) is int
+            if not is_pair or point[0] <= (found[-1][0] if found else 0):
+                raise self.error(f"reads is {value!r:.60}, expected pairs of threads, growing, and bytes per second")
+            found.append((point[0], self._number("reads", point[1])))
+        return tuple(found)
 
     def _number(self, name: str, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:

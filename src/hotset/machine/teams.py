@@ -27,8 +27,6 @@ NumaMode = Literal["bind", "strict", "prefer"]
 """
 NUMA_MODES: tuple[NumaMode, ...] = get_args(NumaMode)
 Policy = Literal["TOUCH", "BIND", "PREFER"]
-FEW_CORES = 8
-"""A node with no more cores keeps them all, whatever saturates its memory: prompts need their arithmetic."""
 
 
 @dataclass(frozen=True)
@@ -66,17 +64,13 @@ class Seats:
 
 
 def pick_teams(
-    topology: Topology,
-    num_threads: int | None = None,
-    node_ids: tuple[int, ...] | None = None,
-    saturating: Mapping[int, int] | None = None,
+    topology: Topology, num_threads: int | None = None, node_ids: tuple[int, ...] | None = None
 ) -> tuple[NodeTeam, ...]:
-    """Choose nodes and CPUs.
+    """Choose nodes and CPUs. How many threads pay is decided by :mod:`hotset.plan.teams`.
 
     Args:
         num_threads: of all nodes together; None for one a core, no more than the quota pays for.
         node_ids: exactly these nodes; None for those that give most threads, more nodes among equals.
-        saturating: by node the threads that reach its bandwidth, as measured; more of them are not used by default.
 
     Raises:
         RequestError: nodes or a number of threads that this process cannot have.
@@ -97,7 +91,7 @@ def pick_teams(
         home = nearest if nearest in topology.allowed_nodes else topology.allowed_nodes[0]
         return (NodeTeam(home, pick_cpus(topology, num_threads or default_threads(topology)[0])),)
     if num_threads is None:
-        each, chosen = _default_size(topology, usable, node_ids is not None, saturating or {})
+        each, chosen = _default_size(topology, usable, node_ids is not None)
     else:
         each, chosen = _asked_size(num_threads, usable, node_ids is not None)
     return tuple(NodeTeam(node_id, usable[node_id][:each]) for node_id in chosen)
@@ -126,14 +120,9 @@ def _listed(usable: Mapping[int, tuple[int, ...]]) -> str:
     return ",".join(str(node_id) for node_id in usable) or "left out"
 
 
-def _default_size(
-    topology: Topology, usable: Mapping[int, tuple[int, ...]], are_fixed: bool, saturating: Mapping[int, int]
-) -> tuple[int, list[int]]:
+def _default_size(topology: Topology, usable: Mapping[int, tuple[int, ...]], are_fixed: bool) -> tuple[int, list[int]]:
     limit = math.floor(topology.quota.num_cpus) if topology.quota is not None else len(topology.affinity)
-    sizes = {}
-    for node_id, cpus in usable.items():
-        cores = sum(bool(set(core) & set(cpus)) for core in topology.cores)
-        sizes[node_id] = min(cores, saturating.get(node_id, cores)) if cores > FEW_CORES else cores
+    sizes = {node_id: sum(bool(set(core) & set(cpus)) for core in topology.cores) for node_id, cpus in usable.items()}
     most_first = sorted(sizes, key=lambda node_id: (-sizes[node_id], node_id))
     best: tuple[int, int] = (0, 0)
     for count in [len(sizes)] if are_fixed else range(1, len(sizes) + 1):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hotset.errors import MachineError, RequestError
@@ -72,6 +72,16 @@ class Topology:
     def gpu_nodes(self) -> tuple[int, ...]:
         """Ids of the nodes that are the memory of a GPU."""
         return tuple(node.node_id for node in self.nodes if node.kind == "gpu")
+
+    def with_gpu_memory(self, node_ids: Collection[int]) -> Topology:
+        """The same machine where a driver says that these nodes are the memory of GPUs."""
+        nodes = tuple(
+            replace(node, kind="gpu", is_kind_guessed=False)
+            if node.node_id in node_ids and node.kind in ("memory", "gpu")
+            else node
+            for node in self.nodes
+        )
+        return replace(self, nodes=nodes)
 
     def node(self, node_id: int) -> Node:
         """Return a node by its id, which is not its place in ``nodes``. RequestError when there is none."""

@@ -113,7 +113,9 @@ class Plan:
     hint: str = ""
     """For a plan that does not fit: options that make one that does, when there are any."""
     nodes: tuple[NodeBytes, ...] = ()
-    """The terms by NUMA node, on a machine where there are several; see :mod:`hotset.plan.nodes`."""
+    """The terms by NUMA node; see :mod:`hotset.plan.nodes`."""
+    cpus: tuple[int, ...] = ()
+    """CPU of every thread, node by node; empty for a plan of no particular machine."""
 
     @property
     def total_bytes(self) -> int:
@@ -160,6 +162,35 @@ def choose_chunk(spec: ModelSpec, formats: Mapping[str, str], outputs: int, cont
     per_token = (twice - least) // CHUNK_ALIGN
     room = max(0, WORKSPACE_BUDGET - least) // max(per_token, 1) + CHUNK_ALIGN
     return max(CHUNK_ALIGN, min(room // CHUNK_ALIGN * CHUNK_ALIGN, LARGEST_CHUNK, align_up(context, CHUNK_ALIGN)))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a step and a sequence may be at most; ``changes`` as :attr:`Plan.changes`."""
+
+    context: int
+    sequences: int
+    outputs: int
+    chunk: int
+    changes: tuple[str, ...] = ()
+
+
+def sizes_of(spec: ModelSpec, formats: Mapping[str, str], wish: Wish) -> Sizes:
+    """The sizes that a wish comes to. Raises RequestError for what this model cannot have."""
+    sequences = _positive("max_sequences", DEFAULT_SEQUENCES if wish.max_sequences is None else wish.max_sequences)
+    context = min(spec.max_context, DEFAULT_CONTEXT) if wish.context is None else _positive("context", wish.context)
+    if context > spec.max_context:
+        limit = f"the {spec.max_context} tokens that {spec.name} was made for"
+        raise RequestError(f"context {context} is more than {limit}", f"--context {spec.max_context}")
+    if wish.prefix_tokens < 0:
+        raise RequestError(f"prefix_tokens is {wish.prefix_tokens}, expected 0 or more")
+    outputs = max(sequences, 8)
+    chunk = wish.prefill_chunk
+    chunk = choose_chunk(spec, formats, outputs, context) if chunk is None else _positive("prefill_chunk", chunk)
+    if chunk < sequences:
+        change = f"prefill_chunk {chunk} -> {sequences}, because every sequence needs one row in a step"
+        return Sizes(context, sequences, outputs, sequences, (change,))
+    return Sizes(context, sequences, outputs, chunk)
 
 
 def _positive(name: str, value: int) -> int:
@@ -209,20 +240,8 @@ def make_plan(
 def _size(
     spec: ModelSpec, formats: Mapping[str, str], wish: Wish, num_threads: int, available_bytes: int, source: str
 ) -> Plan:
-    sequences = _positive("max_sequences", DEFAULT_SEQUENCES if wish.max_sequences is None else wish.max_sequences)
-    context = min(spec.max_context, DEFAULT_CONTEXT) if wish.context is None else _positive("context", wish.context)
-    if context > spec.max_context:
-        limit = f"the {spec.max_context} tokens that {spec.name} was made for"
-        raise RequestError(f"context {context} is more than {limit}", f"--context {spec.max_context}")
-    if wish.prefix_tokens < 0:
-        raise RequestError(f"prefix_tokens is {wish.prefix_tokens}, expected 0 or more")
-    outputs = max(sequences, 8)
-    chunk = wish.prefill_chunk
-    chunk = choose_chunk(spec, formats, outputs, context) if chunk is None else _positive("prefill_chunk", chunk)
-    changes = []
-    if chunk < sequences:
-        changes.append(f"prefill_chunk {chunk} -> {sequences}, because every sequence needs one row in a step")
-        chunk = sequences
+    sizes = sizes_of(spec, formats, wish)
+    context, sequences, outputs, chunk = sizes.context, sizes.sequences, sizes.outputs, sizes.chunk
     low = lowering.lower(spec.program, formats, chunk, outputs)
     partials = lowering.partial_floats(spec.program, sequences, context)
     blocks = sequences * num_blocks(context) + num_blocks(wish.prefix_tokens)
@@ -269,7 +288,7 @@ def _size(
         available_bytes=available_bytes,
         available_source=source,
         decode_bytes={c: decode_bytes(spec.program, formats, c) for c in contexts},
-        changes=tuple(changes),
+        changes=sizes.changes,
     )
 
 

@@ -181,7 +181,11 @@ def plan_devices(
     paged, per_token = _paged(spec, formats, context)
     contexts = sorted({1, min(4096, context), context})
     placement = place(spec, formats, machine, wish, context, chunk)
-    homes = placement.winner.layout.decode if placement.winner is not None else None
+    winner = placement.winner
+    expected = None
+    if winner is not None:
+        threads = winner.teams[0].threads
+        expected = expect(spec, formats, machine, contexts, chunk, winner.layout.decode, threads)
     return DevicePlan(
         model=spec.name,
         machine=machine.name,
@@ -198,7 +202,7 @@ def plan_devices(
         decode_bytes={c: decode_bytes(spec.program, formats, c) for c in contexts},
         read_bytes_per_s=sum(machine.path(device.name, device.near).read_bytes_per_s for device in devices),
         placement=placement,
-        expected=None if homes is None else expect(spec, formats, machine, contexts, chunk, homes),
+        expected=expected,
         paged=paged,
         paged_bytes_per_token=per_token,
     )

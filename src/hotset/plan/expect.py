@@ -9,7 +9,9 @@ from typing import Any
 
 from hotset.machine.profile import Profile
 from hotset.models.spec import ModelSpec
+from hotset.plan.budget import Plan
 from hotset.plan.homes import Homes, default_homes
+from hotset.plan.layouts import cpu_layout
 from hotset.plan.predict import Prediction, count_ops, model_step, predict_step
 from hotset.program.classes import class_bytes
 from hotset.units import format_rate
@@ -67,8 +69,11 @@ def expect(
     contexts: Sequence[int],
     prefill_chunk: int,
     homes: Homes | None = None,
+    threads: Mapping[str, int] | None = None,
 ) -> Expectation:
     """Expected speeds of ``spec`` on ``profile``, its weights in ``homes`` or where :func:`default_homes` puts them.
+
+    ``threads`` are the sizes of CPUs' teams, as in :func:`hotset.plan.predict.predict_step`.
 
     Raises:
         MachineError: a path that nobody measured, or no room.
@@ -78,7 +83,7 @@ def expect(
 
     def predict(context: int, num_tokens: int = 1, num_outputs: int | None = None) -> Prediction:
         step = model_step(spec, formats, num_ops, context=context, num_tokens=num_tokens, num_outputs=num_outputs)
-        return predict_step(step, profile, homes)
+        return predict_step(step, profile, homes, threads)
 
     decode = {context: predict(context) for context in contexts}
     middle = sorted(contexts)[len(contexts) // 2]
@@ -86,6 +91,24 @@ def expect(
         [decode[middle], *(predict(middle, 1 + n) for n in range(1, MAX_DRAFTS + 1))], spec.num_layers
     )
     return Expectation(profile, homes, decode, middle, prefill_chunk, predict(0, prefill_chunk, 1), drafts)
+
+
+def expect_run(
+    spec: ModelSpec, formats: Mapping[str, str], profile: Profile, plan: Plan
+) -> tuple[Expectation | None, str]:
+    """Expected speeds of a plan with teams on nodes of the machine that ``profile`` is of, or why there are none."""
+    threads: dict[str, int] = {}
+    for node in plan.nodes:
+        cpu, count = profile.cpu_of(node.node_id), node.num_threads
+        if cpu is None:
+            return None, f"expected speed: the profile knows no CPUs of node {node.node_id}: `hotset probe`"
+        is_known = count == cpu.num_cores or profile.path(cpu.name, cpu.near).read_by(count) is not None
+        if count > cpu.num_cores or not is_known:
+            found = f"the profile is of {cpu.num_cores} threads of node {node.node_id}, the plan of {count}"
+            return None, f"expected speed: {found}: `hotset probe --threads {count}`"
+        threads[cpu.name] = count
+    homes = cpu_layout([profile.consumer(name) for name in threads]).decode
+    return expect(spec, formats, profile, sorted(plan.decode_bytes), plan.prefill_chunk, homes, threads), ""
 
 
 def draft_depths(steps: Sequence[Prediction], num_layers: int) -> tuple[DraftDepth, ...]:

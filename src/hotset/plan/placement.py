@@ -16,15 +16,14 @@ from hotset.models.spec import ModelSpec
 from hotset.plan.budget import DEFAULT_SEQUENCES, SAMPLER_BYTES, Wish, snapshot_term
 from hotset.plan.homes import module_of
 from hotset.plan.layouts import Fractions, Layout, layouts, pinned
-from hotset.plan.predict import Prediction, count_ops, model_step, predict_step
+from hotset.plan.predict import Prediction, Step, count_ops, model_step, predict_step
+from hotset.plan.teams import ANSWER_TOKENS, PROMPT_TOKENS, Team, explain_teams, order_teams, team_sizes
 from hotset.program import program as p
 from hotset.program.cache import block_bytes, frontier_bytes, num_blocks
 from hotset.program.classes import WEIGHT_CLASSES, WeightClass, class_bytes
 from hotset.program.lower import step_bytes
 from hotset.units import format_bytes
 
-PROMPT_TOKENS, ANSWER_TOKENS = 2048, 512
-"""The request that layouts are compared by: published measurements use it, and both halves count in it."""
 DECODE_CONTEXT = 4096
 MIN_CHUNK = 512
 """What a hint suggests where a prefill chunk is too large."""
@@ -49,7 +48,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One layout: its bytes by memory, and the expected time of a token and of a prompt's chunk.
+    """One layout: its bytes by memory, and sizes of CPUs' teams with what is expected of them, the chosen one first.
 
     ``problem`` says why it cannot be; then there may be no prediction.
     """
@@ -57,8 +56,17 @@ class Candidate:
     layout: Layout
     held: tuple[Held, ...]
     problem: str = ""
-    decode: Prediction | None = None
-    prefill: Prediction | None = None
+    teams: tuple[Team, ...] = ()
+
+    @property
+    def decode(self) -> Prediction | None:
+        """A step of one token, by the chosen teams."""
+        return self.teams[0].decode if self.teams else None
+
+    @property
+    def prefill(self) -> Prediction | None:
+        """A step of a prompt's chunk, by the chosen teams."""
+        return self.teams[0].prefill if self.teams else None
 
     @property
     def fits(self) -> bool:
@@ -66,10 +74,8 @@ class Candidate:
 
     @property
     def request_s(self) -> float:
-        """Seconds of a request of :data:`PROMPT_TOKENS` and :data:`ANSWER_TOKENS`; without end when there is none."""
-        if self.decode is None or self.prefill is None:
-            return float("inf")
-        return self.decode.seconds * ANSWER_TOKENS + self.prefill.seconds * PROMPT_TOKENS / self.prefill.num_tokens
+        """Seconds of the request that layouts are compared by; without end when nothing can be predicted."""
+        return self.teams[0].request_s if self.teams else float("inf")
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -84,6 +90,7 @@ class Candidate:
             "shares": {
                 name: [vars(share) for share in self.layout.decode.of(name)] for name in (*WEIGHT_CLASSES, "cache")
             },
+            "teams": [team.to_json() for team in self.teams],
             "decode": self.decode.to_json() if self.decode else None,
             "prefill": self.prefill.to_json() if self.prefill else None,
         }
@@ -113,13 +120,12 @@ class Placement:
         }
 
 
-def nodes_to_run(placement: Placement, profile: Profile) -> tuple[int, ...]:
-    """Nodes of the best layout that the engine can run; none when there is none that fits."""
+def best_to_run(placement: Placement, num_cpus: int | None = None) -> Candidate | None:
+    """The best layout that the engine can run, over ``num_cpus`` CPUs where that is given; None when none fits."""
     for candidate in placement.candidates:
-        if candidate.fits and candidate.layout.is_run:
-            found = {profile.memory(held.memory).node for held in candidate.held}
-            return tuple(sorted(node for node in found if node is not None))
-    return ()
+        if candidate.fits and candidate.layout.is_run and num_cpus in (None, len(candidate.teams[0].threads)):
+            return candidate
+    return None
 
 
 def parse_pins(pins: Iterable[str], profile: Profile) -> dict[str, str]:
@@ -178,23 +184,37 @@ def place(
         held = _held(layout, terms, usable)
         problem = next((_shortage(entry) for entry in held if not entry.fits), "")
         try:
-            decode, prefill = (
-                predict_step(steps[0], profile, layout.decode),
-                predict_step(steps[1], profile, layout.prefill),
-            )
+            teams = _teams(layout, profile, steps, is_fixed=wish.threads is not None)
         except MachineError as error:
             candidates.append(Candidate(layout, held, problem or str(error)))
             continue
-        candidates.append(Candidate(layout, held, problem, decode, prefill))
+        candidates.append(Candidate(layout, held, problem, teams))
     # Of equal speed, the one that takes fewer bytes.
     candidates.sort(key=lambda c: (not c.fits, round(c.request_s, 9), sum(held.total_bytes for held in c.held)))
     return Placement(profile.name, context, sequences, prefill_chunk, tuple(candidates), _fixed(wish, pins))
+
+
+def _teams(layout: Layout, profile: Profile, steps: tuple[Step, Step], *, is_fixed: bool) -> tuple[Team, ...]:
+    """Sizes of the teams of a layout's CPUs and what is expected of them, the best first. Raises MachineError."""
+    consumers = (profile.consumer(name) for name in (*layout.decode.consumers, *layout.prefill.consumers))
+    cpus = {consumer.name: bool(consumer.rates) for consumer in consumers if consumer.kind == "cpu"}
+    found = [
+        Team(
+            threads,
+            predict_step(steps[0], profile, layout.decode, threads),
+            predict_step(steps[1], profile, layout.prefill, threads),
+        )
+        for threads in team_sizes(profile, tuple(cpus))[: 1 if is_fixed else None]
+    ]
+    return order_teams(found, are_rates_known=all(cpus.values()))
 
 
 def _fixed(wish: Wish, pins: Mapping[str, str]) -> tuple[str, ...]:
     found = [f"{name} in {memory} (--pin)" for name, memory in pins.items()]
     if wish.nodes is not None:
         found.append(f"nodes {', '.join(map(str, wish.nodes))} only (--nodes)")
+    if wish.threads is not None:
+        found.append(f"{wish.threads} threads (--threads)")
     if wish.max_hbm is not None:
         found.append(f"at most {format_bytes(wish.max_hbm)} of the memory of each GPU (--max-hbm)")
     return tuple(found)
@@ -358,7 +378,7 @@ def _why(placement: Placement) -> list[str]:
     if not fitting:
         return ["nothing fits"]
     best = fitting[0]
-    lines = [f"{best.layout.name}: {best.layout.about}"]
+    lines = [f"{best.layout.name}: {best.layout.about}", *explain_teams(best.teams)]
     for other in fitting[1:2]:
         ratio = other.request_s / best.request_s
         if ratio > 1.005 and other.decode is not None:

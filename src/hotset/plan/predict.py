@@ -187,12 +187,18 @@ def _home(op: p.Op, formats: Mapping[str, str], row_formats: Mapping[str, str]) 
             return "dense", ("f32",)
 
 
-def predict_step(step: Step, profile: Profile, homes: Homes) -> Prediction:
+def predict_step(step: Step, profile: Profile, homes: Homes, threads: Mapping[str, int] | None = None) -> Prediction:
     """Expected time of ``step`` on ``profile`` with its bytes in ``homes``.
+
+    ``threads`` are the sizes of CPUs' teams, by consumer; a CPU that is left out reads as fast as any team of it and
+    computes with all cores.
 
     Raises:
         MachineError: homes that the machine does not have, or a path that nobody measured.
     """
+    profile_id = profile.id
+    if threads:
+        profile = profile.with_teams(threads)
     consumers = tuple(profile.consumer(name) for name in homes.consumers)
     unknown: dict[str, None] = {}
     totals: dict[str, tuple[float, float, float]] = {}
@@ -212,7 +218,7 @@ def predict_step(step: Step, profile: Profile, homes: Homes) -> Prediction:
     classes = [ClassTime(name, *entry, _largest(bounds[name])) for name, entry in totals.items()]
     classes += _fixed_costs(step, profile, consumers, unknown)
     return Prediction(
-        profile.name, profile.id, homes.name, step.num_tokens, step.num_sequences, step.context,
+        profile.name, profile_id, homes.name, step.num_tokens, step.num_sequences, step.context,
         tuple(classes), path_bytes, tuple(unknown),
     )  # fmt: skip
 

@@ -40,7 +40,7 @@ SEATS = tuple(
 def region(name: str, address: int, num_bytes: int, node: int, **fields: Any) -> Region:
     """A region with all pages on its node, and all it can have in huge pages."""
     huge = num_bytes // (2 * MIB) * 2 * MIB
-    made = Region(name, address, num_bytes, node, huge, {node: num_bytes // 4096}, huge, 0)
+    made = Region(name, address, num_bytes, node, huge, {node: num_bytes // 4096}, huge, 0, "move_pages")
     return replace(made, **fields)
 
 

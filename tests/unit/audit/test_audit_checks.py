@@ -62,6 +62,12 @@ def test_one_page_in_a_hundred_may_stray(away: int, is_red: bool) -> None:
     assert ("pages" in red(seen=seen)) is is_red
 
 
+def test_samples_are_told_from_counts() -> None:
+    seen = with_region(1, located_by="sample")
+    line = next(line for line in checks.audit(RECORD, seen) if line.name == "pages")
+    assert line.state == "green" and line.found.endswith("regions on their node (1 by a sample of 65,536 pages)")
+
+
 def test_a_small_stray_region_is_not_averaged_away() -> None:
     """Guards against one share over all regions: a cache on the wrong node beside a terabyte of weights."""
     regions = (region("weights", 1 << 40, 400 * GIB, 0), region("cache", 1 << 45, MIB, 1, pages={0: 256}))

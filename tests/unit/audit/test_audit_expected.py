@@ -17,13 +17,13 @@ GIB = 1 << 30
 DECODE = StepShape(1, 1, 100, 1)
 
 
-def profile(num_nodes: int = 1, threads: int | None = 2, node: int | None = 0) -> Profile:
+def profile(num_nodes: int = 1, threads: int | None = 2, node: int | None = 0, cores: int = 2) -> Profile:
     """Each node reads a million bytes per second, and any op takes its team a millisecond."""
     nodes = range(num_nodes)
     return Profile(
         "this", "", "",
         tuple(Memory(f"node{i}", "ddr", GIB, 1.0, None if node is None else node + i) for i in nodes),
-        tuple(Consumer(f"cpu{i}", "cpu", f"node{i}", 2, {}, 1e-3) for i in nodes),
+        tuple(Consumer(f"cpu{i}", "cpu", f"node{i}", cores, {}, 1e-3) for i in nodes),
         tuple(Path(f"cpu{i}", f"node{i}", 1e6, threads=threads) for i in nodes),
     )  # fmt: skip
 
@@ -107,11 +107,19 @@ def test_a_run_on_one_of_two_nodes_is_held_against_that_node() -> None:
 
 def test_fewer_threads_than_saturate_are_expected_to_be_slower() -> None:
     """Guards against a red line for --threads 1 on a machine that was measured with more."""
-    few, enough = samples(machine=profile(threads=8)), samples(machine=profile(threads=8), num_threads=8)
+    measured = profile(threads=8, cores=16)
+    few, enough = samples(machine=measured), samples(machine=measured, num_threads=8)
     ops = 1e-3 * sum(class_name(SPEC.program.ops[op.source]) == "head" for op in OPS)
     assert (few["head"].expected_seconds or 0) - ops == pytest.approx(
         4 * ((enough["head"].expected_seconds or 0) - ops)
     )
+
+
+def test_threads_of_two_nodes_are_counted_on_each() -> None:
+    """Eight threads over two nodes are four on each, which read half of what eight would."""
+    measured = profile(2, threads=8, cores=16)
+    four, eight = (samples(machine=measured, node_ids=(0, 1), num_threads=count) for count in (8, 16))
+    assert reading(four["head"]) == pytest.approx(2 * reading(eight["head"]))
 
 
 @pytest.mark.parametrize("machine", [None, profile(node=5)])

@@ -125,6 +125,17 @@ def test_gpu_memory_that_is_a_node_needs_no_advice(quiet: FakeRoot) -> None:
     assert lines(quiet.path) == {}
 
 
+def test_memory_that_nobody_names(quiet: FakeRoot) -> None:
+    """What cannot be decided is said; a device that names the node ends it."""
+    write_nodes(quiet, [FakeNode(0, "0-7", 1024, "10 20"), FakeNode(4, "", 512, "20 10", is_movable=True)])
+    assert list(lines(quiet.path)) == ["guessed_nodes"]
+    assert lines(quiet.path)["guessed_nodes"].startswith(
+        "movable memory without CPUs on node 4, and no GPU, DAX or CXL"
+    )
+    quiet.write("/sys/bus/dax/devices/dax4.0/target_node", "4")
+    assert lines(quiet.path) == {}
+
+
 def test_gpu_nodes_at_0_mb(quiet: FakeRoot) -> None:
     without_gpu_memory(quiet)
     quiet.write(AUTO_ONLINE, "offline")

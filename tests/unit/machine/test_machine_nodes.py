@@ -31,6 +31,7 @@ def test_dual_gh200(snapshot: Snapshot, name: str) -> None:
     assert len(kinds) == 18 and set(kinds.values()) == {"cpu", "gpu", "empty"}
     assert [node_id for node_id, kind in kinds.items() if kind == "empty"] == [*range(3, 10), *range(11, 18)]
     assert [node.node_id for node in topology.nodes if node.has_generic_initiator] == list(range(2, 18))
+    assert not any(node.is_kind_guessed for node in topology.nodes)
     assert [topology.nearest_cpu_node(node_id) for node_id in (0, 1, 2, 9, 10, 17)] == [0, 1, 0, 0, 1, 1]
     assert topology.distance(0, 1) == 40 and topology.distance(1, 10) == 80 and topology.distance(1, 2) == 120
     assert topology.allowed_nodes == (0, 1, 2, 10)
@@ -54,6 +55,39 @@ def test_gpu_memory_without_an_entry_for_the_device(machine: FakeRoot) -> None:
     ]
     write_nodes(machine, nodes)
     assert [node.kind for node in read_topology(machine.path).nodes] == ["cpu", "memory", "gpu"]
+
+
+@pytest.mark.parametrize(
+    ("evidence", "kind", "is_guessed"),
+    [
+        ({}, "gpu", True),
+        ({"/sys/bus/dax/devices/dax4.0/target_node": "4"}, "memory", False),
+        ({"/sys/bus/cxl/devices/dax_region0/target_node": "4"}, "memory", False),
+        ({"/sys/bus/dax/devices/dax0.0/target_node": "-1"}, "gpu", True),
+        ({"/proc/driver/nvidia/gpus/0009:01:00.0/numa_status": "Node:      4\nStatus:    online"}, "gpu", False),
+        ({"/proc/driver/nvidia/gpus/0009:01:00.0/numa_status": "Node:      -1\nStatus:    offline"}, "gpu", True),
+        (
+            {
+                "/proc/driver/nvidia/gpus/0009:01:00.0/numa_status": "Node: 4",
+                "/sys/bus/dax/devices/dax4.0/target_node": "4",
+            },
+            "gpu",
+            False,
+        ),
+    ],
+)
+def test_movable_memory_is_what_its_device_says(machine: FakeRoot, evidence, kind: str, is_guessed: bool) -> None:
+    """CXL memory that was brought online as movable was a GPU's: not counted, and named hbm in profiles."""
+    write_nodes(machine, [FakeNode(0, "0-7", 1024, "10 20"), FakeNode(4, "", 512, "20 10", is_movable=True)])
+    for path, text in evidence.items():
+        machine.write(path, text)
+    topology = read_topology(machine.path)
+    assert (topology.node(4).kind, topology.node(4).is_kind_guessed) == (kind, is_guessed)
+    named = topology.with_gpu_memory((4,))
+    assert (named.node(4).kind, named.node(4).is_kind_guessed, named.node(0).kind) == ("gpu", False, "cpu")
+    assert topology.with_gpu_memory(()) == topology
+    counted = 1024 + 512 if kind == "memory" else 1024
+    assert read_memory(machine.path).total_bytes == counted * MIB
 
 
 def test_memory_nodes_without_a_device_are_memory(snapshot: Snapshot) -> None:

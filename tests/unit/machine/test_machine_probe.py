@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fake_probe import FakeNative, use_native
-from machine_trees import GIB, FakeRoot, gh200
+from machine_trees import GIB, FakeRoot, epyc_9354_nps4, gh200
 
 from hotset.errors import MachineError, RequestError
 from hotset.machine.gpus import Gpus
@@ -15,7 +16,7 @@ from hotset.machine.matrix import plan_matrix
 from hotset.machine.measured import measured_profile
 from hotset.machine.memory import MemoryState, MemoryTerm, read_memory
 from hotset.machine.numa_calls import NumaCalls
-from hotset.machine.probe import FULL, CeilingMeter, Probe, buffer_size, plan_probe, probe, read_bandwidth
+from hotset.machine.probe import FULL, CeilingMeter, Probe, buffer_size, plan_probe, probe
 from hotset.machine.profile import Profile
 from hotset.machine.samples import QUICK, Effort, Samples
 from hotset.machine.topology import Topology, read_topology
@@ -72,6 +73,7 @@ def test_the_profile_of_two_modules_has_every_pair(machine: FakeRoot, native: Fa
     for path in profile.paths:
         assert path.spread is not None and path.spread[0] <= path.read_bytes_per_s <= path.spread[1]
         assert (path.chunk_bytes_per_s, path.write_bytes_per_s, path.latency_s) == (9 * 72, 7 * 72, 1e-7)
+        assert path.reads == tuple((count, 10.0 * count + 1) for count in (1, 2, 4, 8, 16, 32, 64, 72))
     assert Profile.from_json(profile.to_json(), "test") == profile and profile.storage_bytes_per_s
 
 
@@ -88,20 +90,27 @@ def test_every_node_gets_its_own_buffer(machine: FakeRoot, native: FakeNative) -
     machine.write("/sys/devices/system/node/online", "0-1")
     for node, cpus in ((0, "0-1,4-5"), (1, "2-3,6-7")):
         machine.write(f"/sys/devices/system/node/node{node}/cpulist", cpus)
-    CeilingMeter(topology=read_topology(machine.path), buffer_bytes=GIB)
+    CeilingMeter((0, 1, 2, 3), topology=read_topology(machine.path), buffer_bytes=GIB)
     assert native.made == [([[0, 1], [2, 3]], [-1, -1], GIB // 2)]
 
 
-def test_meter_uses_the_threads_asked_for(machine: FakeRoot, native: FakeNative) -> None:
-    with CeilingMeter(2, topology=read_topology(machine.path)) as meter:
-        assert meter.cpus == (0, 1)
+def test_meter_uses_the_cpus_of_the_team(machine: FakeRoot, native: FakeNative) -> None:
+    """A run on other CPUs than the first ones (--nodes 1) was held against the ceiling of the first ones."""
+    with CeilingMeter((2, 3), topology=read_topology(machine.path)) as meter:
+        assert meter.cpus == (2, 3)
         assert meter.measure_read(0.1).median == 21.0
         assert meter.measure_compute("f32").median == 200.0
-        assert native.reads[-1] == ("avx2", [0, 1], 0, 2048)
+        assert native.reads[-1] == ("avx2", [2, 3], 0, 2048)
 
 
-def test_read_bandwidth_measures_once(native: FakeNative) -> None:
-    assert read_bandwidth(1).median == 11.0
+def test_the_ceiling_is_that_of_a_team_on_every_node(machine: FakeRoot, native: FakeNative, tmp_path: Path) -> None:
+    """As many threads as asked for on each node; without a number, those of a run with all cores."""
+    epyc_9354_nps4(machine)
+    topology = read_topology(machine.path)
+    plan = replace(planned(topology, PLENTY, tmp_path), threads=None)
+    assert plan.ceiling_cpus()[0] == tuple(range(64))
+    two = replace(plan, threads=2, matrix=plan_matrix(topology, PLENTY, 2, GIB, None))
+    assert two.ceiling_cpus() == (tuple(cpu for node in range(8) for cpu in (8 * node, 8 * node + 1)), "asked for")
 
 
 def test_buffer_is_far_larger_than_the_cache_and_at_most_half_of_memory(machine: FakeRoot) -> None:

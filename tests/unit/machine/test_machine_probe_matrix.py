@@ -149,10 +149,10 @@ def test_a_binding_that_is_refused_or_not_kept_is_a_note(machine: FakeRoot, monk
 
 
 def test_the_search_ends_where_a_doubling_gains_little() -> None:
-    """On a 72-core socket 32 threads saturate memory and more are slower (D036)."""
+    """On a 72-core socket 32 threads saturate memory and more are slower (D036); all cores are a team as well."""
     rates = {1: 30.0, 2: 58.0, 4: 60.0, 8: 60.5, 16: 100.0}
     reads = saturate(lambda count: Samples((rates[count],)), 16)
-    assert [count for count, _ in reads] == [1, 2, 4, 8]
+    assert [count for count, _ in reads] == [1, 2, 4, 8, 16]
 
 
 @given(st.integers(1, 300))
@@ -172,7 +172,9 @@ def test_saturating_threads_are_the_fewest_that_come_close(rates: list[float]) -
     assert row.read.median == best
     for count, samples in reads:
         assert count >= row.threads or samples.median < SATURATED * best
-    assert all(b[1].median >= WORTHWHILE_GAIN * a[1].median for a, b in itertools.pairwise(reads[:-1]))
+    searched = reads[:-1] if reads[-1][0] == counts[-1] else reads
+    assert all(b[1].median >= WORTHWHILE_GAIN * a[1].median for a, b in itertools.pairwise(searched[:-1]))
+    assert reads[-1][0] == counts[-1]
 
 
 @given(st.integers(1, 64 * MIB), st.integers(1, 300))

@@ -20,7 +20,7 @@ SMALL = Profile(
     (Memory("node0", "ddr", 1 << 30, 0.5, 0), Memory("hbm0", "hbm", 1 << 28, 1.0)),
     (Consumer("cpu0", "cpu", "node0", 4, {"int8": 2e12}, 2e-6), Consumer("gpu0", "gpu", "hbm0", 1, {})),
     (
-        Path("cpu0", "node0", 50e9, 40e9, 30e9, 1e-7, 3, (48e9, 51e9), "a test"),
+        Path("cpu0", "node0", 50e9, 40e9, 30e9, 1e-7, 2, (48e9, 51e9), "a test", ((1, 30e9), (2, 50e9), (4, 46e9))),
         Path("gpu0", "hbm0", 900e9),
         Path("gpu0", "node0", 20e9),
     ),
@@ -49,8 +49,44 @@ def test_the_id_changes_with_any_number() -> None:
 
 def test_without_gpus_the_cpus_keep_every_memory() -> None:
     """What runs on CPUs was expected at the speed of the GPU beside them."""
-    alone = SMALL.without_gpus()
+    alone = SMALL.with_consumers(("cpu0",))
     assert (alone.devices, alone.paths, alone.memories) == (SMALL.consumers[:1], SMALL.paths[:1], SMALL.memories)
+
+
+def test_what_fewer_threads_read() -> None:
+    """On the lines between measured teams; where only the saturating number is known, in proportion up to it."""
+    path = SMALL.paths[0]
+    assert [path.read_by(count) for count in (1, 2, 3, 4, 9)] == [30e9, 50e9, 48e9, 46e9, 46e9]
+    published = replace(path, reads=(), threads=32)
+    assert [published.read_by(count) for count in (8, 32, 72)] == [12.5e9, 50e9, 50e9]
+    assert replace(path, reads=((32, 348e9), (72, 330e9))).read_by(16) == 174e9
+    assert replace(path, reads=(), threads=None).read_by(2) is None
+
+
+def test_a_machine_with_smaller_teams() -> None:
+    """Reading by the curve, arithmetic by the threads; no team is larger than what was measured."""
+    one, all_cores = SMALL.with_teams({"cpu0": 1}), SMALL.with_teams({"cpu0": 99})
+    assert (one.consumer("cpu0").num_cores, one.consumer("cpu0").rates) == (1, {"int8": 0.5e12})
+    assert one.path("cpu0", "node0").read_bytes_per_s == 30e9
+    assert (all_cores.consumer("cpu0"), all_cores.path("cpu0", "node0").read_bytes_per_s) == (SMALL.consumers[0], 46e9)
+    for machine in (one, all_cores):
+        assert (machine.consumer("gpu0"), machine.paths[1:]) == (SMALL.consumers[1], SMALL.paths[1:])
+
+
+def test_the_cpus_of_a_node() -> None:
+    """A profile of one memory may name no node, one of several must."""
+    unnamed = replace(SMALL, memories=(replace(SMALL.memories[0], node=None), SMALL.memories[1]))
+    assert (SMALL.cpu_of(0), SMALL.cpu_of(1), unnamed.cpu_of(7)) == (SMALL.consumers[0], None, SMALL.consumers[0])
+    two = read_preset("dual-gh200")
+    assert [cpu and cpu.name for cpu in map(two.cpu_of, (0, 1, 2))] == ["cpu0", "cpu1", None]
+
+
+@pytest.mark.parametrize("reads", [5, [[1]], [[0, 1e9]], [[2, 1e9], [2, 2e9]], [[2.0, 1e9]], [[True, 1e9]], [[1, -1]]])
+def test_damaged_curves_are_refused(reads: Any) -> None:
+    content = json.loads(text(SMALL.to_json()))
+    content["paths"][0]["reads"] = reads
+    with pytest.raises(MachineError, match="paths: reads "):
+        parse_profile(text(content), "a file")
 
 
 def test_names_are_looked_up_or_refused() -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
-from machine_trees import FakeNode, FakeRoot, epyc_9354_nps4, write_nodes
+from machine_trees import GIB, FakeNode, FakeRoot, epyc_9354_nps4, write_nodes
 
-from hotset.api import choose_nodes
+from hotset.api import choose_teams
 from hotset.checkpoint.manifest import declared_formats
 from hotset.errors import MachineError, RequestError
 from hotset.machine.numa_calls import NumaCalls
 from hotset.machine.presets import read_preset
+from hotset.machine.profile import Profile
 from hotset.machine.teams import NodeTeam, Seats, choose_policy, pick_teams
 from hotset.machine.topology import Quota, Topology, default_threads, pick_cpus, read_topology
+from hotset.models.spec import ModelSpec
 from hotset.plan.budget import Wish
 from hotset.plan.cards import describe_config, read_card
 
@@ -129,19 +132,6 @@ def test_quotas_are_shared_by_the_nodes(dual: Topology) -> None:
         pick_teams(replace(dual, quota=Quota(1.0, "x")), None, (0, 1))
 
 
-def test_teams_are_no_larger_than_what_saturates_a_node(machine: FakeRoot) -> None:
-    """32 of 72 threads saturate a Grace and more are slower; a node of few cores keeps them all."""
-    write_nodes(machine, [FakeNode(0, "0-71", 4096, "10 40"), FakeNode(1, "72-143", 4096, "40 10")])
-    machine.set_affinity("0-143", "Mems_allowed_list:\t0-1")
-    topology = read_topology(machine.path)
-    topology = replace(topology, cores=tuple((cpu,) for cpu in range(144)), affinity=tuple(range(144)))
-    assert [len(team.cpus) for team in pick_teams(topology)] == [72, 72]
-    assert [len(team.cpus) for team in pick_teams(topology, saturating={0: 32, 1: 32})] == [32, 32]
-    assert [len(team.cpus) for team in pick_teams(topology, 144, saturating={0: 32, 1: 32})] == [72, 72]
-    small = replace(topology, cores=tuple((cpu,) for cpu in (0, 1, 72, 73)), affinity=(0, 1, 72, 73))
-    assert [len(team.cpus) for team in pick_teams(small, saturating={0: 1, 1: 1})] == [2, 2]
-
-
 def test_binding_that_is_refused_is_said_or_an_error(dual: Topology, machine: FakeRoot) -> None:
     """Docker's default: EPERM. Silence would be the bug."""
     assert choose_policy(dual, WORKS, "bind") == choose_policy(dual, WORKS, "strict") == ("BIND", ())
@@ -153,18 +143,65 @@ def test_binding_that_is_refused_is_said_or_an_error(dual: Topology, machine: Fa
     assert choose_policy(read_topology(machine.path), None, "strict") == ("TOUCH", ())
 
 
+def nodes_and_threads(topology: Topology, profile: Profile | None, wish: Wish) -> dict[int, int]:
+    """Threads by node of a model of 145 GiB."""
+    teams, placement = choose_teams(topology, profile, *flash(), wish)
+    assert (placement is None) == (profile is None)
+    return {team.node_id: len(team.cpus) for team in teams}
+
+
+@cache
+def flash() -> tuple[ModelSpec, dict[str, str]]:
+    spec = describe_config("deepseek-v4-flash", read_card("deepseek-v4-flash").config)
+    return spec, declared_formats(spec.tensors)
+
+
 def test_measured_paths_choose_the_nodes(dual: Topology) -> None:
     """Rows over nodes unless the exchange between them costs more than half of the reading; what is fixed stays."""
-    spec = describe_config("deepseek-v4-flash", read_card("deepseek-v4-flash").config)
-    formats = declared_formats(spec.tensors)
     fast = read_preset("dual-gh200")
-    slow = replace(fast, paths=tuple(replace(path, latency_s=0.1) for path in fast.paths))
-    assert choose_nodes(dual, fast, spec, formats, Wish()).nodes == (0, 1)
-    assert choose_nodes(dual, slow, spec, formats, Wish()).nodes == (0,)
-    for wish in (Wish(nodes=(0, 1)), Wish(threads=4)):
-        assert choose_nodes(dual, slow, spec, formats, wish) == wish
-    assert choose_nodes(dual, None, spec, formats, Wish()) == Wish()
+    slow = replace(fast, paths=tuple(replace(path, latency_s=0.5) for path in fast.paths))
+    assert nodes_and_threads(dual, fast, Wish()) == {0: 2, 1: 2}
+    assert nodes_and_threads(dual, slow, Wish()) == {0: 2}
+    assert nodes_and_threads(dual, slow, Wish(nodes=(0, 1))) == {0: 2, 1: 2}
+    assert nodes_and_threads(dual, slow, Wish(nodes=(1,))) == {1: 2}
+    assert nodes_and_threads(dual, slow, Wish(threads=4)) == {0: 2, 1: 2}
+    assert nodes_and_threads(dual, None, Wish()) == {0: 2, 1: 2}
     uneven = replace(dual, affinity=(0, 1, 2), cores=((0,), (1,), (2,)))
-    assert choose_nodes(uneven, slow, spec, formats, Wish()) == Wish()
+    assert nodes_and_threads(uneven, slow, Wish()) == {0: 2}
     forbidden = replace(dual, allowed_nodes=(1,))
-    assert choose_nodes(forbidden, slow, spec, formats, Wish()) == Wish()
+    assert nodes_and_threads(forbidden, slow, Wish()) == {1: 2}
+
+
+def test_a_profile_that_does_not_know_the_nodes_chooses_nothing(dual: Topology) -> None:
+    """A profile of one node, copied to a machine with two."""
+    teams, placement = choose_teams(dual, read_preset("gh200"), *flash(), Wish())
+    assert placement is None and [team.node_id for team in teams] == [0, 1]
+
+
+def test_a_node_without_room_is_not_chosen(dual: Topology) -> None:
+    """The faster layout does not fit: the model would be refused although another fits."""
+    fast = read_preset("dual-gh200")
+    small = tuple(replace(m, num_bytes=64 * GIB) if m.name == "node0" else m for m in fast.memories)
+    assert nodes_and_threads(dual, replace(fast, memories=small), Wish()) == {1: 2}
+
+
+def test_one_team_decodes_and_reads_prompts(machine: FakeRoot) -> None:
+    """32 of 72 threads saturate a Grace, and prompts are bound by arithmetic: teams of 32 read them at less than half
+    the speed. A user's number of threads is taken as it is."""
+    write_nodes(machine, [FakeNode(0, "0-71", 4096, "10 40"), FakeNode(1, "72-143", 4096, "40 10")])
+    machine.set_affinity("0-143", "Mems_allowed_list:\t0-1")
+    topology = read_topology(machine.path)
+    topology = replace(topology, cores=tuple((cpu,) for cpu in range(144)), affinity=tuple(range(144)))
+    unknown = read_preset("dual-gh200")
+
+    def rated(rate: float) -> Profile:
+        rates = dict.fromkeys(("int8", "bf16", "f32"), rate)
+        return replace(unknown, consumers=tuple(replace(c, rates=rates, step_s=1e-6) for c in unknown.consumers))
+
+    assert nodes_and_threads(topology, rated(20e12), Wish()) == {0: 72, 1: 72}
+    assert nodes_and_threads(topology, rated(20e15), Wish()) == {0: 32, 1: 32}
+    assert nodes_and_threads(topology, rated(20e15), Wish(nodes=(1,))) == {1: 32}
+    assert nodes_and_threads(topology, unknown, Wish()) == {0: 72, 1: 72}
+    assert nodes_and_threads(topology, rated(20e15), Wish(threads=100)) == {0: 50, 1: 50}
+    masked = replace(topology, cores=topology.cores[:20], affinity=tuple(range(20)))
+    assert nodes_and_threads(masked, rated(20e15), Wish()) == {0: 20}
