@@ -150,6 +150,7 @@ void Executor::place_cache() {
     const int64_t end = i + 1 == nodes ? cache_.bytes() : (slot * spec_.block_bytes + page - 1) / page * page;
     cache_end_.push_back(std::min<int64_t>(end, cache_.bytes()));
     cache_.bind(begin, cache_end_[i], nodes_[i], seats_.policy);
+    if (seats_.policy == NumaPolicy::kTouch && i + 1 < nodes) cache_.split(cache_end_[i]);
     begin = cache_end_[i];
   }
   if (nodes > 1) slots_.reserve(spec_.num_blocks);

@@ -101,6 +101,12 @@ void Region::bind(size_t begin, size_t end, int node, NumaPolicy policy) {
   }
 }
 
+void Region::split(size_t at) {
+  const size_t first = at / huge_page_bytes() * huge_page_bytes();
+  // A huge page lies in one mapping, and other advice makes another mapping of the bytes before.
+  if (bytes_ >= huge_page_bytes() && first < at) madvise(data_ + first, at - first, MADV_NOHUGEPAGE);
+}
+
 std::map<int, int64_t> pages_by_node(const uint8_t* address, size_t bytes) {
   std::map<int, int64_t> found;
   std::vector<void*> pages;

@@ -32,6 +32,9 @@ class Region {
 
   // Binds the pages that hold bytes [begin, end), none of them touched yet. Throws std::runtime_error.
   void bind(size_t begin, size_t end, int node, NumaPolicy policy);
+  // No huge page will hold bytes on both sides of `at`, the end of a page: threads of two nodes write them, and by first
+  // touch all of it would lie with one of them.
+  void split(size_t at);
 
   uint8_t* data() const { return data_; }
   size_t bytes() const { return bytes_; }
