@@ -34,35 +34,49 @@ HOTSET_INLINE void pair_products(const uint16_t* a, int64_t a_row, int64_t a_ste
   }
 }
 
-// scores[r][64] of R packed queries, plus what `steps` pairs of channels add; from zero with the first ones.
-template <int R>
-void score_piece(const uint16_t* q, const uint16_t* keys, int steps, bool is_first, float* scores) {
-  for (int key = 0; key < kTileKeys; key += 16 * kQueryTiles) {
-    f32x16 sums[R][kQueryTiles];
+// scores[r] of keys [key, key + 16 V) and R packed queries, plus scales[key] times what `steps` pairs of channels add;
+// from zero with the first ones. Scales are powers of two: the bits are those of keys that had been scaled before.
+template <int R, int V>
+HOTSET_INLINE void score_keys(const uint16_t* q, const uint16_t* keys, const float* scales, int key, int steps,
+                              bool is_first, float* scores) {
+  f32x16 sums[R][V];
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)
+  for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-      for (int i = 0; i < kQueryTiles; ++i)
-        sums[r][i] = is_first ? f32_zero() : f32_load(scores + r * kTileKeys + key + 16 * i);
-    pair_products<R, kQueryTiles>(q, 2, 2 * R, keys + 2 * key, 2 * kTileKeys, steps, sums);
+    for (int i = 0; i < V; ++i) sums[r][i] = f32_zero();
+  pair_products<R, V>(q, 2, 2 * R, keys + 2 * key, 2 * kTileKeys, steps, sums);
+#pragma GCC unroll 4
+  for (int i = 0; i < V; ++i) {
+    const f32x16 scale = f32_load(scales + key + 16 * i);
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-      for (int i = 0; i < kQueryTiles; ++i) f32_store(scores + r * kTileKeys + key + 16 * i, sums[r][i]);
+    for (int r = 0; r < R; ++r) {
+      float* out = scores + r * kTileKeys + key + 16 * i;
+      f32_store(out, is_first ? f32_mul(sums[r][i], scale) : f32_fma(sums[r][i], scale, f32_load(out)));
+    }
   }
 }
 
-// acc[r][16 V] merged with the sum over keys of the weights p[r][64] times values[32][..][2].
+// The same for keys [first, last), rounded to sixteens outwards.
+template <int R>
+void score_piece(const uint16_t* q, const uint16_t* keys, const float* scales, int first, int last, int steps,
+                 bool is_first, float* scores) {
+  int key = first / 16 * 16;
+  for (; key + 16 * (kQueryTiles - 1) < last; key += 16 * kQueryTiles)
+    score_keys<R, kQueryTiles>(q, keys, scales, key, steps, is_first, scores);
+  for (; key < last; key += 16) score_keys<R, 1>(q, keys, scales, key, steps, is_first, scores);
+}
+
+// acc[r][16 V] merged with the sum over `steps` pairs of keys of the weights p[r][..][2] times values[..][kRowGroup][2].
 template <int R, int V>
-HOTSET_INLINE void value_vectors(const uint16_t* p, const uint16_t* values, int32_t count, const Merge* merges,
-                                 float* acc, int64_t ld) {
+HOTSET_INLINE void value_vectors(const uint16_t* p, const uint16_t* values, int steps, const Merge* merges, float* acc,
+                                 int64_t ld) {
   f32x16 sums[R][V];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
     for (int i = 0; i < V; ++i) sums[r][i] = f32_zero();
   // Weights lie over the floats they come from.
-  pair_products<R, V>(p, 2 * kTileKeys, 2, values, 2 * count, kTileKeys / 2, sums);
+  pair_products<R, V>(p, 2 * kTileKeys, 2, values, 2 * kRowGroup, steps, sums);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
     const Merge& merge = merges[r];
@@ -76,12 +90,16 @@ HOTSET_INLINE void value_vectors(const uint16_t* p, const uint16_t* values, int3
   }
 }
 
+// The same for channels [0, count) and rows [first, last): the others weigh nothing.
 template <int R>
-void value_piece(const uint16_t* p, const uint16_t* values, int32_t count, const Merge* merges, float* acc, int64_t ld) {
+void value_piece(const uint16_t* p, const uint16_t* values, int first, int last, int32_t count, const Merge* merges,
+                 float* acc, int64_t ld) {
+  const int even = first / 2 * 2, steps = (last - even + 1) / 2;
+  p += even, values += even * kRowGroup;
   int32_t c = 0;
   for (; c + 16 * kQueryTiles <= count; c += 16 * kQueryTiles)
-    value_vectors<R, kQueryTiles>(p, values + 2 * c, count, merges, acc + c, ld);
-  for (; c < count; c += 16) value_vectors<R, 1>(p, values + 2 * c, count, merges, acc + c, ld);
+    value_vectors<R, kQueryTiles>(p, values + 2 * c, steps, merges, acc + c, ld);
+  for (; c < count; c += 16) value_vectors<R, 1>(p, values + 2 * c, steps, merges, acc + c, ld);
 }
 
 // Scores to BF16 weights exp(s - m), over the scores, for rows [first, last) and zero for the others; m and l to `ml`.
@@ -123,12 +141,16 @@ template <class Work> inline void each_group(int32_t num_rows, const Work& work)
 // core, which then waits as if it had loaded them.
 inline void prefetch_piece(const AttendTile* tile, int64_t line, int pass) {
   if (tile == nullptr) return;
-  for (int r = tile->first + pass; r < tile->last; r += 2) __builtin_prefetch(tile->data[r] + 64 * line);
+  for (int r = tile->first + pass; r < tile->last; r += 2) {
+    __builtin_prefetch(tile->data[r] + 64 * line);
+    if (line == 0) __builtin_prefetch(tile->scales[r]);
+  }
 }
 
 template <RowKind kKind> void attend_tile(const TileAttendArgs& a) {
-  alignas(64) uint16_t expanded[kTileKeys * kRowGroup], piece[kTileKeys * kRowGroup];
-  const uint16_t* rows[kTileKeys];
+  alignas(64) uint16_t numbers[kTileKeys * kRowGroup];
+  alignas(64) float scales[kTileKeys];
+  const int first = a.tile->first, last = a.tile->last;
   const int64_t ld = a.dim + 2;
   float* scores = a.scratch;
   Merge* merges = reinterpret_cast<Merge*>(scores + int64_t{a.num_rows} * kTileKeys);
@@ -140,29 +162,27 @@ template <RowKind kKind> void attend_tile(const TileAttendArgs& a) {
   };
   for (int32_t c = 0, end; c < a.dim; c = end) {
     end = piece_end(c, a.dim, a.plain);
-    tile_piece<kKind>(*a.tile, c, end, a.plain, expanded, rows);
-    piece_keys(rows, end - c, piece);
+    piece_keys(Piece<kKind>{*a.tile, c, end, a.plain}, numbers, scales);
     for (int64_t line = c * a.row_lines / a.dim; line < end * a.row_lines / a.dim; ++line) prefetch_piece(a.next, line, 0);
     each_group(a.num_rows, [&](int32_t row, auto size) {
       if (is_unseen(row, size)) return;
-      score_piece<size()>(a.q + int64_t{row} * a.dim + c * size, piece, (end - c) / 2, c == 0, scores + row * kTileKeys);
+      score_piece<size()>(a.q + int64_t{row} * a.dim + c * size, numbers, scales, first, last, (end - c) / 2, c == 0,
+                          scores + row * kTileKeys);
     });
   }
   for (int32_t r = 0; r < a.num_rows; ++r) {
-    const int32_t first = a.first[range(r)], last = a.last[range(r)];
-    float ml[2] = {0.0f, 0.0f};
-    tile_softmax(scores + r * kTileKeys, first, last, ml);
+    float ml[2];
+    tile_softmax(scores + r * kTileKeys, a.first[range(r)], a.last[range(r)], ml);
     merges[r] = begin_merge(a.acc + r * ld, ml[0], ml[1]);
   }
   for (int32_t c = 0, end; c < a.dim; c = end) {
     end = piece_end(c, a.dim, a.plain);
-    tile_piece<kKind>(*a.tile, c, end, a.plain, expanded, rows);
-    piece_values(rows, end - c, piece);
+    piece_values(Piece<kKind>{*a.tile, c, end, a.plain}, numbers);
     for (int64_t line = c * a.row_lines / a.dim; line < end * a.row_lines / a.dim; ++line) prefetch_piece(a.next, line, 1);
     each_group(a.num_rows, [&](int32_t row, auto size) {
       if (is_unseen(row, size)) return;
-      value_piece<size()>(reinterpret_cast<const uint16_t*>(scores + row * kTileKeys), piece, end - c, merges + row,
-                          a.acc + row * ld + 2 + c, ld);
+      value_piece<size()>(reinterpret_cast<const uint16_t*>(scores + row * kTileKeys), numbers, first, last, end - c,
+                          merges + row, a.acc + row * ld + 2 + c, ld);
     });
   }
 }

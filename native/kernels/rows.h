@@ -95,55 +95,84 @@ void encode_row(const float* x, int32_t width, int32_t plain, uint8_t* data, uin
   }
 }
 
-// `count` channels of a row, at most kRowGroup, from channel `first` on as BF16 times their scales.
-template <RowKind kKind>
-inline void expand_group(const uint8_t* data, const uint8_t* scales, int32_t first, int32_t count, uint16_t* out) {
-  constexpr int kPerByte = kKind == RowKind::kFP4 ? 2 : 1;
-  data += first / kPerByte;
-  alignas(64) uint8_t codes[kRowGroup / kPerByte] = {};
-  if (count < kRowGroup) std::memcpy(codes, data, count / kPerByte), data = codes;
-  if (kKind == RowKind::kFP8) {
-    bf16_expand_e4m3(data, scales[first / kRowGroup] - 127, out);
-    return;
-  }
-  for (int32_t i = 0; i < count; i += kNibbleGroup)
-    bf16_expand_e2m1(data + i / 2, scales[(first + i) / kNibbleGroup] - 127, out + i);
-}
-
-alignas(64) inline const uint16_t kAbsentRow[kRowGroup] = {};
-
 // Channels of a tile are met a piece at a time, so that what is expanded of them stays in the L1 cache.
 inline int32_t piece_end(int32_t begin, int32_t dim, int32_t plain) {
   const int32_t end = begin < plain ? plain : dim;
   return end - begin < kRowGroup ? end : begin + kRowGroup;
 }
 
-// rows[r]: the BF16 numbers of channels [begin, end), a piece; zeros for rows that are absent.
-template <RowKind kKind>
-inline void tile_piece(const AttendTile& tile, int32_t begin, int32_t end, int32_t plain, uint16_t* expanded,
-                       const uint16_t** rows) {
-  constexpr bool kIsScaled = kKind == RowKind::kFP8 || kKind == RowKind::kFP4;
-  // What is left of a row with scales is BF16 behind its codes.
-  const int32_t first = kIsScaled ? plain : 0, behind = kKind == RowKind::kFP4 ? plain / 2 : first;
-  for (int r = 0; r < kTileKeys; ++r) {
-    if (r < tile.first || r >= tile.last) {
-      rows[r] = kAbsentRow;
-    } else if (begin >= first) {
-      rows[r] = reinterpret_cast<const uint16_t*>(tile.data[r] + behind) + begin - first;
-    } else if constexpr (kIsScaled) {
-      rows[r] = expanded + r * kRowGroup;
-      expand_group<kKind>(tile.data[r], tile.scales[r], begin, end - begin, expanded + r * kRowGroup);
-    }
+alignas(64) inline const uint16_t kAbsentRow[kRowGroup] = {};
+
+// Channels [begin, end) of a tile's rows, a piece. Those before `plain` are codes with scales in some kinds.
+template <RowKind kKind> struct Piece {
+  using Code = uint8_t;
+  static constexpr int kPerByte = kKind == RowKind::kFP4 ? 2 : 1;
+  const AttendTile& tile;
+  int32_t begin, end, plain;
+
+  bool is_coded() const { return (kKind == RowKind::kFP8 || kKind == RowKind::kFP4) && begin < plain; }
+  bool is_present(int r) const { return r >= tile.first && r < tile.last; }
+  // The e8m0 byte of an FP8 row's scale here.
+  uint8_t scale(int r) const { return is_present(r) && is_coded() ? tile.scales[r][begin / kRowGroup] : 127; }
+
+  // A row's codes, kRowGroup / kPerByte bytes: zeros behind `end`, and for an absent row.
+  const uint8_t* codes(int r, uint8_t* padded) const {
+    if (!is_present(r)) return reinterpret_cast<const uint8_t*>(kAbsentRow);
+    const uint8_t* data = tile.data[r] + begin / kPerByte;
+    if (end - begin == kRowGroup) return data;
+    std::memset(padded, 0, kRowGroup / kPerByte);
+    std::memcpy(padded, data, (end - begin) / kPerByte);
+    return padded;
   }
+
+  // A row's numbers as BF16; those of FP8 codes times 2^exponent.
+  const uint16_t* numbers(int r, int exponent, uint16_t* expanded) const {
+    if (!is_present(r)) return kAbsentRow;
+    if (!is_coded()) {  // what is left of a row with codes lies behind them
+      constexpr bool kHasCodes = kKind == RowKind::kFP8 || kKind == RowKind::kFP4;
+      const int32_t first = kHasCodes ? plain : 0;
+      return reinterpret_cast<const uint16_t*>(tile.data[r] + first / kPerByte) + begin - first;
+    }
+    alignas(64) uint8_t padded[kRowGroup];
+    const uint8_t* from = codes(r, padded);
+    if constexpr (kKind == RowKind::kFP8) {
+      bf16_expand_e4m3(from, exponent, expanded);
+    } else {
+      for (int32_t i = 0; i < end - begin; i += kNibbleGroup)
+        bf16_expand_e2m1(from + i / 2, tile.scales[r][(begin + i) / kNibbleGroup] - 127, expanded + i);
+    }
+    return expanded;
+  }
+};
+
+// The values of sixteen e8m0 bytes; 0 stands for the subnormal number 2^-127.
+inline f32x16 e8m0_scales(const uint8_t* bytes) {
+  return f32_from_bits(i32_max(i32_shl<23>(i32_from_u8(bytes)), i32_splat(1 << 22)));
 }
 
-// keys[count/2][64][2] of a piece.
-inline void piece_keys(const uint16_t* const* rows, int32_t count, uint16_t* keys) {
-  for (int32_t j = 0; j < count; j += 32) {
-    for (int r = 0; r < kTileKeys; r += 16) {
+// keys[count/2][64][2] of a piece, of the rows that are there and some neighbours, in units of scales[64].
+template <RowKind kKind> inline void piece_keys(const Piece<kKind>& piece, uint16_t* keys, float* scales) {
+  const int32_t count = piece.end - piece.begin;
+  for (int first = piece.tile.first / 16 * 16; first < piece.tile.last; first += 16) {
+    uint8_t bytes[16];
+    for (int i = 0; i < 16; ++i) bytes[i] = kKind == RowKind::kFP8 ? piece.scale(first + i) : 127;
+    f32_store(scales + first, e8m0_scales(bytes));
+    if constexpr (kKind == RowKind::kFP8 && kHasCodeTiles) {
+      if (piece.is_coded()) {
+        alignas(64) uint8_t padded[16][kRowGroup];
+        const typename Piece<kKind>::Code* codes[16];
+        for (int i = 0; i < 16; ++i) codes[i] = piece.codes(first + i, padded[i]);
+        bf16_keys_e4m3(codes, keys + 2 * first, 2 * kTileKeys);
+        continue;
+      }
+    }
+    alignas(64) uint16_t expanded[16][kRowGroup];
+    const uint16_t* rows[16];
+    for (int i = 0; i < 16; ++i) rows[i] = piece.numbers(first + i, 0, expanded[i]);
+    for (int32_t j = 0; j < count; j += 32) {
       const uint32_t* words[16];
-      for (int i = 0; i < 16; ++i) words[i] = reinterpret_cast<const uint32_t*>(rows[r + i] + j);
-      uint32_t* out = reinterpret_cast<uint32_t*>(keys) + j / 2 * kTileKeys + r;
+      for (int i = 0; i < 16; ++i) words[i] = reinterpret_cast<const uint32_t*>(rows[i] + j);
+      uint32_t* out = reinterpret_cast<uint32_t*>(keys) + j / 2 * kTileKeys + first;
       if (count - j >= 32) {
         u32_transpose16(words, out, kTileKeys);
       } else {
@@ -154,12 +183,24 @@ inline void piece_keys(const uint16_t* const* rows, int32_t count, uint16_t* key
   }
 }
 
-// values[32][count][2] of a piece.
-inline void piece_values(const uint16_t* const* rows, int32_t count, uint16_t* values) {
-  for (int r = 0; r < kTileKeys; r += 2) {
-    const uint16_t *even = rows[r], *odd = rows[r + 1];
-    uint32_t* out = reinterpret_cast<uint32_t*>(values) + r / 2 * count;
-    for (int32_t j = 0; j < count; ++j) out[j] = even[j] | static_cast<uint32_t>(odd[j]) << 16;
+// values[32][kRowGroup][2] of a piece, of the pairs of rows that are there.
+template <RowKind kKind> inline void piece_values(const Piece<kKind>& piece, uint16_t* values) {
+  const int32_t count = piece.end - piece.begin;
+  for (int r = piece.tile.first / 2 * 2; r < piece.tile.last; r += 2) {
+    uint16_t* out = values + r * kRowGroup;
+    const int exponents[2] = {piece.scale(r) - 127, piece.scale(r + 1) - 127};
+    if constexpr (kKind == RowKind::kFP8 && kHasCodeTiles) {
+      if (piece.is_coded()) {
+        alignas(64) uint8_t padded[2][kRowGroup];
+        bf16_values_e4m3(piece.codes(r, padded[0]), piece.codes(r + 1, padded[1]), exponents, out);
+        continue;
+      }
+    }
+    alignas(64) uint16_t expanded[2][kRowGroup];
+    const uint16_t* even = piece.numbers(r, exponents[0], expanded[0]);
+    const uint16_t* odd = piece.numbers(r + 1, exponents[1], expanded[1]);
+    uint32_t* words = reinterpret_cast<uint32_t*>(out);
+    for (int32_t j = 0; j < count; ++j) words[j] = even[j] | static_cast<uint32_t>(odd[j]) << 16;
   }
 }
 

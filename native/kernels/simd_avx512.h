@@ -179,8 +179,8 @@ inline void bf16_expand_e2m1(const uint8_t* p, int exponent, uint16_t* out) {
   _mm512_storeu_si512(out, _mm512_mask_add_epi16(values, is_number, values, step));
 }
 
-// out[i][r] = rows[r][i] for sixteen rows of sixteen words; `ld` words from one row of out to the next.
-inline void u32_transpose16(const uint32_t* const* rows, uint32_t* out, int64_t ld) {
+// Calls store(i, word i of sixteen rows) for the sixteen words of each.
+template <class Store> inline void u32_columns16(const __m512i* const* rows, const Store& store) {
   __m512i a[16], b[16];
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(rows[i]);
@@ -202,10 +202,46 @@ inline void u32_transpose16(const uint32_t* const* rows, uint32_t* out, int64_t 
   for (int c = 0; c < 4; ++c) {
     const __m512i p = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x88), q = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x88);
     const __m512i r = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xdd), s = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xdd);
-    _mm512_storeu_si512(out + c * ld, _mm512_shuffle_i32x4(p, q, 0x88));
-    _mm512_storeu_si512(out + (c + 4) * ld, _mm512_shuffle_i32x4(r, s, 0x88));
-    _mm512_storeu_si512(out + (c + 8) * ld, _mm512_shuffle_i32x4(p, q, 0xdd));
-    _mm512_storeu_si512(out + (c + 12) * ld, _mm512_shuffle_i32x4(r, s, 0xdd));
+    store(c, _mm512_shuffle_i32x4(p, q, 0x88));
+    store(c + 4, _mm512_shuffle_i32x4(r, s, 0x88));
+    store(c + 8, _mm512_shuffle_i32x4(p, q, 0xdd));
+    store(c + 12, _mm512_shuffle_i32x4(r, s, 0xdd));
+  }
+}
+// out[i][r] = rows[r][i] for sixteen rows of sixteen words; `ld` words from one row of out to the next.
+inline void u32_transpose16(const uint32_t* const* rows, uint32_t* out, int64_t ld) {
+  u32_columns16(reinterpret_cast<const __m512i* const*>(rows),
+                [&](int i, __m512i column) { _mm512_storeu_si512(out + i * ld, column); });
+}
+
+// Pairs of neighbouring e4m3 codes of sixteen rows as BF16: out[i][2 r + j] = rows[r][2 i + j], 64 codes a row; `ld`
+// numbers from one row of out to the next.
+constexpr bool kHasCodeTiles = true;
+inline void bf16_keys_e4m3(const uint8_t* const* rows, uint16_t* out, int64_t ld) {
+  // Of four codes of each of four rows, the first two, then the others.
+  const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+  u32_columns16(reinterpret_cast<const __m512i* const*>(rows), [&](int i, __m512i column) {
+    __m512i first, second;
+    bf16_from_e4m3(_mm512_shuffle_epi8(column, order), first, second);
+    _mm512_storeu_si512(out + 2 * i * ld, first);
+    _mm512_storeu_si512(out + (2 * i + 1) * ld, second);
+  });
+}
+// out[i] = even[i] 2^exponents[0], odd[i] 2^exponents[1] as BF16, of 64 e4m3 codes each.
+inline void bf16_values_e4m3(const uint8_t* even, const uint8_t* odd, const int (&exponents)[2], uint16_t* out) {
+  // Fours of codes move so that what the unpacking takes from the quarters is in order.
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m512i magnitude = _mm512_set1_epi16(0x7fff);
+  const __m512i step = _mm512_set1_epi32((exponents[0] * 128 & 0xffff) | exponents[1] * 128 * 65536);
+  const __m512i e = _mm512_permutexvar_epi32(order, _mm512_loadu_si512(even));
+  const __m512i o = _mm512_permutexvar_epi32(order, _mm512_loadu_si512(odd));
+  __m512i quarter[4];
+  bf16_from_e4m3(_mm512_unpacklo_epi8(e, o), quarter[0], quarter[1]);
+  bf16_from_e4m3(_mm512_unpackhi_epi8(e, o), quarter[2], quarter[3]);
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __mmask32 is_number = _mm512_test_epi16_mask(quarter[i], magnitude);
+    _mm512_storeu_si512(out + 32 * i, _mm512_mask_add_epi16(quarter[i], is_number, quarter[i], step));
   }
 }
 

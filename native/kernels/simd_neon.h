@@ -18,6 +18,7 @@ constexpr int kQueryRows = 2;        // query rows per pass over a tile of rows
 constexpr int kQueryTiles = 2;       // vectors of keys or channels per such pass
 constexpr bool kHasBf16Dot = false;
 constexpr bool kHasScaledLookup = false;  // of 64 bytes: common scales of index rows
+constexpr bool kHasCodeTiles = false;     // e4m3 codes to tiles of keys and of values directly
 
 struct f32x16 { float32x4_t v[4]; };
 struct i32x16 { int32x4_t v[4]; };

@@ -76,8 +76,8 @@ void Executor::step(const int32_t* tokens, int64_t num_tokens, const std::vector
     }
   }
   plan_attention();
+  plan_costs();
   if (!step_.few) {
-    plan_costs();
     for (std::atomic<int64_t>& claimed : claimed_) claimed.store(0, std::memory_order_relaxed);
   }
   team_.run([this](int thread) { run_ops(thread); });
@@ -166,7 +166,7 @@ void Executor::run_ops(int thread) {
   const bool timed = profile_ && thread == 0;
   for (size_t i = 0; i < spec_.ops.size(); ++i) {
     const OpSpec& op = spec_.ops[i];
-    if (op.kind == kOpAttendMerge && !step_.has_partials) continue;
+    if (is_skipped(op)) continue;
     int64_t t0 = timed ? now_ns() : 0;
     if (step_.few ? op.barrier_few : op.barrier_many) team_.barrier();
     int64_t t1 = timed ? now_ns() : 0;
@@ -236,6 +236,7 @@ void Executor::run_op(const OpSpec& op, int thread) {
     case kOpIndexSelect: run_index_select(op, thread); break;
     case kOpIndexMerge: run_index_merge(op, thread); break;
     case kOpAttendRows: run_attend_rows(op, thread); break;
+    case kOpAttendRowsMerge: run_attend_rows_merge(op, thread); break;
     case kOpRoute: run_route(op, thread); break;
     case kOpPairOrder: run_pair_order(op, thread); break;
     case kOpPackPairs: run_pack_pairs(op, thread); break;

@@ -17,7 +17,7 @@ namespace hotset {
 enum OpKind : int32_t {
   kOpEmbed = 0, kOpAngles, kOpRmsNorm, kOpPack, kOpLinear, kOpGated, kOpSiluMul, kOpRope, kOpStoreKV, kOpAttend,
   kOpAttendMerge, kOpSelect, kOpHeadNorm, kOpHyperMix, kOpHyperMerge, kOpEncodeRows, kOpCompress, kOpStoreState, kOpStoreWindow,
-  kOpIndexPack, kOpIndexSelect, kOpIndexMerge, kOpAttendRows, kOpRoute, kOpPairOrder, kOpPackPairs, kOpExpertGated,
+  kOpIndexPack, kOpIndexSelect, kOpIndexMerge, kOpAttendRows, kOpAttendRowsMerge, kOpRoute, kOpPairOrder, kOpPackPairs, kOpExpertGated,
   kOpExpertDown, kNumOpKinds
 };
 
@@ -168,11 +168,14 @@ class Executor {
   };
 
   // Ops whose tokens cost alike: one cut of the step into threads' shares serves all of them. An item is a token, or
-  // one of `parts` runs of its heads where tokens are too few to keep all threads busy.
+  // one of `parts` runs of its heads; split, a run of `run` heads of one of a token's spans.
   struct CostClass {
-    int64_t ratio, top_k, num_heads;
-    int64_t parts = 1;
+    int64_t ratio = 0, top_k = 0, num_heads = 0, head_dim = 0, window = 0;
     std::vector<int64_t> start;  // per thread: its first item
+    int64_t parts = 1;
+    bool is_split = false;
+    int64_t run = 1;
+    std::vector<int64_t> first, base;  // split, per token: its first item, and floats into the partials
   };
   struct RowPlace {
     const uint8_t* data;
@@ -185,6 +188,7 @@ class Executor {
     int32_t num_tokens, head, num_heads;
   };
   struct RowsWork;
+  class SpanSum;
 
   void load_share(int index, int64_t part, const Source& source, int thread);
   void place_weights();
@@ -201,7 +205,14 @@ class Executor {
   }
   void use_slots();
   void plan_attention();
+  // How items over rows are dealt to the threads (executor_costs.cpp).
   void plan_costs();
+  bool plan_spans(CostClass& c, int64_t wanted);
+  template <class Cost> void deal(CostClass& c, int64_t count, Cost cost);
+  bool is_skipped(const OpSpec& op) const {
+    return (op.kind == kOpAttendMerge && !step_.has_partials) ||
+           (op.kind == kOpAttendRowsMerge && !costs_[cost_of_[&op - spec_.ops.data()]].is_split);
+  }
   void run_ops(int thread);
   void run_op(const OpSpec& op, int thread);
   bool can_fuse(const OpSpec& norm, const OpSpec& next) const;
@@ -228,12 +239,28 @@ class Executor {
   void run_store_state(const OpSpec& op, int thread);
   void run_store_window(const OpSpec& op, int thread);
   void run_attend_rows(const OpSpec& op, int thread);
-  void attend_rows_unit(const OpSpec& op, const RowsUnit& unit, int thread);
-  template <class Fill, class See>
+  void attend_tokens(const OpSpec& op, const CostClass& costs, int64_t begin, int64_t end, int thread);
+  void attend_spans(const OpSpec& op, const CostClass& costs, int64_t begin, int64_t end, int thread);
+  void run_attend_rows_merge(const OpSpec& op, int thread);
+  void pack_rows(const OpSpec& op, const RowsUnit& unit, RowsWork& work, int thread);
+  template <class Fill, class See, class Into>
   void each_tile(int32_t kind, int64_t row_bytes, const OpSpec& op, const RowsUnit& unit, const RowsWork& work,
-                 int64_t first, int64_t last, Fill fill, See see) const;
-  void attend_compressed(const OpSpec& op, const RowsUnit& unit, const RowsWork& work, int thread);
-  void attend_window(const OpSpec& op, const RowsUnit& unit, const RowsWork& work, int thread);
+                 int64_t first, int64_t last, Fill fill, See see, Into into) const;
+  template <class Sum>
+  void attend_compressed(const OpSpec& op, const RowsUnit& unit, const RowsWork& work, int64_t begin, int64_t end,
+                         Sum& sum, int thread);
+  void attend_window(const OpSpec& op, const RowsUnit& unit, const RowsWork& work, float* acc, int thread);
+  // Compressed rows that token t attends to, and their tiles.
+  int64_t num_rows_seen(int64_t ratio, int64_t top_k, int64_t t) const {
+    const int64_t seen = ratio > 0 ? (positions_[t] + 1) / ratio : 0;
+    return top_k > 0 && top_k < seen ? top_k : seen;
+  }
+  int64_t num_row_tiles(int64_t ratio, int64_t top_k, int64_t t) const {
+    return (num_rows_seen(ratio, top_k, t) + kTileKeys - 1) / kTileKeys;
+  }
+  float* span_partials(const OpSpec& op, const CostClass& costs, int64_t t, int64_t span) const {
+    return reinterpret_cast<float*>(partials_.data()) + costs.base[t] + span * op.num_heads * (op.head_dim + 2);
+  }
   RowPlace cached_row(const OpSpec& op, const Segment& seg, int64_t index) const;
   RowPlace window_row(const OpSpec& op, const Segment& seg, int64_t position, int thread) const;
   uint8_t* ring(const OpSpec& op, const Segment& seg) const {
@@ -332,6 +359,18 @@ inline Act act_from(const Act& act, ActKind kind, int64_t k, int64_t first) {
   }
   return out;
 }
+
+// Spans of a token's tiles of compressed rows: four of two tiles, then four to every doubling. So the few rows of a
+// short context can be dealt out, and the sums of a long one stay few (row_spans in lower_types.py).
+constexpr int64_t first_tile_of_span(int64_t span) {
+  return span < 4 ? 2 * span : (4 + span % 4) << (span / 4);
+}
+inline int64_t span_of_tile(int64_t tile) {
+  if (tile < 8) return tile / 2;
+  const int doubling = 61 - __builtin_clzll(tile);  // tile / 4 is in [2^doubling, 2^(doubling + 1))
+  return 4 * doubling + (tile >> doubling) - 4;
+}
+inline int64_t num_row_spans(int64_t tiles) { return tiles == 0 ? 0 : span_of_tile(tiles - 1) + 1; }
 
 // Bytes of scratch for attention units of `rows` query rows, and for choosing rows: the formulas of lower_types.py.
 int64_t rows_work_bytes(int64_t rows, int64_t dim);

@@ -5,15 +5,13 @@
 // after every thread has read it, so a step of any length may pass by. Everything is addressed by position.
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "executor.h"
 
 namespace hotset {
 
 namespace {
-
-// Fewer items than this per thread and heads are dealt out too, in runs of at least kLeastHeads.
-constexpr int64_t kItemsPerThread = 4, kLeastHeads = 8;
 
 // Query rows packed by one call: whole groups of every instruction set.
 constexpr int64_t kPackedRows = 64;
@@ -30,11 +28,36 @@ void round_to_bf16(float* x, int64_t count) {
 
 }  // namespace
 
-// A thread's scratch for one unit.
+// A thread's scratch for one unit, and which unit's queries are packed in it.
 struct Executor::RowsWork {
   uint16_t* q;
-  float *acc, *scratch;
-  int64_t rows;
+  float *total, *part, *scratch;
+  int64_t rows = 0;
+  RowsUnit unit{};
+};
+
+// The sum over spans of a unit's rows: the first span's in its place, every other one's apart, then merged.
+class Executor::SpanSum {
+ public:
+  SpanSum(const KernelTable* kernels, const RowsWork& work, int32_t dim) : kernels_(kernels), work_(work), dim_(dim) {}
+  // Where the next span's partial results go.
+  float* begin() {
+    end();
+    float* acc = num_spans_++ == 0 ? work_.total : work_.part;
+    for (int64_t r = 0; r < work_.rows; ++r) acc[r * (dim_ + 2) + 1] = 0.0f;
+    return acc;
+  }
+  void end() {
+    if (num_spans_ < 2) return;
+    for (int64_t at = 0; at < work_.rows * (dim_ + 2); at += dim_ + 2)
+      kernels_->attend_merge(work_.total + at, work_.part + at, dim_);
+  }
+
+ private:
+  const KernelTable* kernels_;
+  const RowsWork& work_;
+  int32_t dim_;
+  int64_t num_spans_ = 0;
 };
 
 void Executor::run_encode_rows(const OpSpec& op, int thread) {
@@ -144,76 +167,115 @@ Executor::RowPlace Executor::window_row(const OpSpec& op, const Segment& seg, in
   return {base + r * op.ring_row_bytes, base + int64_t{op.ring_rows} * op.ring_row_bytes + r * op.ring_scale_bytes};
 }
 
-// In a small step a thread takes the heads that it has normed and turned, with many tokens a run of tokens. Which rows
-// share a call never changes a bit: a row's partial results are formed per tile, tiles lie at fixed places (of 64 row
-// numbers, 64 ranks of chosen rows, 64 positions) and merge in order.
+// Compressed rows are summed by spans of tiles (span_of_tile), the window is the last span, and spans merge in order,
+// whoever has summed which: a token's spans can be dealt to all threads, so that each row is expanded few times.
+// What shares a call never changes a bit: a row's partial results are formed per tile, and tiles lie at fixed places
+// (of 64 row numbers, 64 ranks of chosen rows, 64 positions).
 void Executor::run_attend_rows(const OpSpec& op, int thread) {
-  if (step_.few) {
-    const auto [begin, end] = share(step_.n * op.num_heads, thread);
-    for (int64_t at = begin; at < end;) {
-      const int64_t t = at / op.num_heads;
-      const int32_t head = static_cast<int32_t>(at % op.num_heads);
-      const int32_t count = static_cast<int32_t>(std::min<int64_t>(op.num_heads - head, end - at));
-      attend_rows_unit(op, {&step_.segments[segment_of_[t]], t, 1, head, count}, thread);
-      at += count;
-    }
-    return;
-  }
   const CostClass& costs = costs_[cost_of_[&op - spec_.ops.data()]];
   const auto range = [&](int owner) { return std::pair<int64_t, int64_t>(costs.start[owner], costs.start[owner + 1]); };
   claim(op, thread, range, [&](int, int64_t begin, int64_t end) {
-    for (int64_t at = begin; at < end;) {
-      const int64_t t = at / costs.parts;
-      const Segment& seg = step_.segments[segment_of_[t]];
-      if (costs.parts == 1) {
-        const int64_t count = std::min({int64_t{op.unit_tokens}, end - t, seg.first + seg.count - t});
-        attend_rows_unit(op, {&seg, t, static_cast<int32_t>(count), 0, op.num_heads}, thread);
-        at += count;
-      } else {
-        const int64_t stop = std::min(end, (t + 1) * costs.parts);
-        const int64_t head = op.num_heads * (at - t * costs.parts) / costs.parts;
-        const int64_t last = op.num_heads * (stop - t * costs.parts) / costs.parts;
-        attend_rows_unit(op, {&seg, t, 1, static_cast<int32_t>(head), static_cast<int32_t>(last - head)}, thread);
-        at = stop;
-      }
-    }
+    costs.is_split ? attend_spans(op, costs, begin, end, thread) : attend_tokens(op, costs, begin, end, thread);
   });
 }
 
-void Executor::attend_rows_unit(const OpSpec& op, const RowsUnit& unit, int thread) {
+// Items are tokens, or runs of a token's heads.
+void Executor::attend_tokens(const OpSpec& op, const CostClass& costs, int64_t begin, int64_t end, int thread) {
+  RowsWork work;
+  for (int64_t at = begin; at < end;) {
+    const int64_t t = at / costs.parts;
+    const Segment& seg = step_.segments[segment_of_[t]];
+    RowsUnit unit{&seg, t, 1, 0, op.num_heads};
+    if (costs.parts == 1) {
+      unit.num_tokens = static_cast<int32_t>(std::min({int64_t{op.unit_tokens}, end - t, seg.first + seg.count - t}));
+      at += unit.num_tokens;
+    } else {
+      const int64_t stop = std::min(end, (t + 1) * costs.parts);
+      unit.head = static_cast<int32_t>(op.num_heads * (at - t * costs.parts) / costs.parts);
+      unit.num_heads = static_cast<int32_t>(op.num_heads * (stop - t * costs.parts) / costs.parts) - unit.head;
+      at = stop;
+    }
+    pack_rows(op, unit, work, thread);
+    SpanSum sum(kernels_, work, op.head_dim);
+    attend_compressed(op, unit, work, 0, num_row_tiles(op.ratio, op.top_k, t + unit.num_tokens - 1), sum, thread);
+    attend_window(op, unit, work, sum.begin(), thread);
+    sum.end();
+    const float* sinks = weights_[op.weight].vector + unit.head;
+    for (int64_t r = 0; r < work.rows; ++r) {
+      kernels_->attend_finish_sink(work.total + r * (op.head_dim + 2), op.head_dim, sinks[r % unit.num_heads],
+                                   row(op.out, t + r / unit.num_heads, thread) + (unit.head + r % unit.num_heads) * op.head_dim);
+    }
+  }
+}
+
+// Items are runs of the heads of a token's span; their partial results go to the partials.
+void Executor::attend_spans(const OpSpec& op, const CostClass& costs, int64_t begin, int64_t end, int thread) {
+  RowsWork work;
+  for (int64_t at = begin; at < end;) {
+    const int64_t t = std::upper_bound(costs.first.begin(), costs.first.begin() + step_.n, at) - costs.first.begin() - 1;
+    const int64_t runs = (op.num_heads + costs.run - 1) / costs.run;
+    const int64_t span = (at - costs.first[t]) / runs, run = (at - costs.first[t]) % runs;
+    const int64_t count = std::min(runs - run, end - at);
+    const int64_t head = run * costs.run, last = std::min<int64_t>(op.num_heads, (run + count) * costs.run);
+    const RowsUnit unit{&step_.segments[segment_of_[t]], t, 1, static_cast<int32_t>(head), static_cast<int32_t>(last - head)};
+    pack_rows(op, unit, work, thread);
+    const int64_t tiles = num_row_tiles(op.ratio, op.top_k, t), spans = num_row_spans(tiles);
+    float* acc = span_partials(op, costs, t, span) + head * (op.head_dim + 2);
+    for (int64_t r = 0; r < work.rows; ++r) acc[r * (op.head_dim + 2) + 1] = 0.0f;
+    if (span == spans) {
+      attend_window(op, unit, work, acc, thread);
+    } else {
+      attend_compressed(op, unit, work, first_tile_of_span(span), std::min(tiles, first_tile_of_span(span + 1)), acc, thread);
+    }
+    at += count;
+  }
+}
+
+void Executor::run_attend_rows_merge(const OpSpec& op, int thread) {
+  const CostClass& costs = costs_[cost_of_[&op - spec_.ops.data()]];
+  const int64_t ld = op.head_dim + 2;
+  alignas(64) float acc[kMaxHeadDim + 2];
+  const auto [begin, end] = share(step_.n * op.num_heads, thread);
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t t = i / op.num_heads, h = i % op.num_heads;
+    const int64_t spans = num_row_spans(num_row_tiles(op.ratio, op.top_k, t)) + 1;
+    acc[1] = 0.0f;
+    for (int64_t s = 0; s < spans; ++s) kernels_->attend_merge(acc, span_partials(op, costs, t, s) + h * ld, op.head_dim);
+    kernels_->attend_finish_sink(acc, op.head_dim, weights_[op.weight].vector[h], row(op.out, t, thread) + h * op.head_dim);
+  }
+}
+
+// The packed queries of a unit, unless `work` has them.
+void Executor::pack_rows(const OpSpec& op, const RowsUnit& unit, RowsWork& work, int thread) {
+  const RowsUnit& had = work.unit;
+  if (work.rows > 0 && had.token == unit.token && had.num_tokens == unit.num_tokens && had.head == unit.head &&
+      had.num_heads == unit.num_heads)
+    return;
   const int64_t dim = op.head_dim, rows = int64_t{unit.num_tokens} * unit.num_heads;
   const auto align64 = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
-  uint8_t* at = work(thread);
+  uint8_t* at = this->work(thread);
   const auto take = [&](int64_t bytes) { return std::exchange(at, at + align64(bytes)); };
-  RowsWork work;
-  work.rows = rows;
+  work.rows = rows, work.unit = unit;
   work.q = reinterpret_cast<uint16_t*>(take(rows * dim * 2));
-  work.acc = reinterpret_cast<float*>(take(rows * (dim + 2) * 4));
+  work.total = reinterpret_cast<float*>(take(rows * (dim + 2) * 4));
+  work.part = reinterpret_cast<float*>(take(rows * (dim + 2) * 4));
   work.scratch = reinterpret_cast<float*>(at);
-  const auto head = [&](int buffer, int64_t r) {
-    return row(buffer, unit.token + r / unit.num_heads, thread) + (unit.head + r % unit.num_heads) * dim;
-  };
   for (int64_t r0 = 0; r0 < rows; r0 += kPackedRows) {
     const float* q[kPackedRows];
     const int32_t count = static_cast<int32_t>(std::min<int64_t>(kPackedRows, rows - r0));
-    for (int32_t r = 0; r < count; ++r) q[r] = head(op.x, r0 + r);
+    for (int64_t r = r0; r < r0 + count; ++r) {
+      q[r - r0] = row(op.x, unit.token + r / unit.num_heads, thread) + (unit.head + r % unit.num_heads) * dim;
+    }
     kernels_->pack_tile_queries(q, count, op.head_dim, op.value, work.q + r0 * dim);
-  }
-  for (int64_t r = 0; r < rows; ++r) work.acc[r * (dim + 2) + 1] = 0.0f;
-  if (op.ratio > 0) attend_compressed(op, unit, work, thread);
-  attend_window(op, unit, work, thread);
-  const float* sinks = weights_[op.weight].vector + unit.head;
-  for (int64_t r = 0; r < rows; ++r) {
-    kernels_->attend_finish_sink(work.acc + r * (dim + 2), op.head_dim, sinks[r % unit.num_heads], head(op.out, r));
   }
 }
 
 // All query rows meet tiles [first, last): fill(number, tile) names a tile's rows, see(number, begin, end) which of them
-// each of the unit's tokens sees. A tile's rows are on their way while the one before it is met: chosen ones lie
-// anywhere, and no hardware prefetcher would find them.
-template <class Fill, class See>
+// each of the unit's tokens sees, into(number) says where their partial results go. A tile's rows are on their way
+// while the one before it is met: chosen ones lie anywhere, and no hardware prefetcher would find them.
+template <class Fill, class See, class Into>
 void Executor::each_tile(int32_t kind, int64_t row_bytes, const OpSpec& op, const RowsUnit& unit, const RowsWork& work,
-                         int64_t first, int64_t last, Fill fill, See see) const {
+                         int64_t first, int64_t last, Fill fill, See see, Into into) const {
   AttendTile tiles[2];
   const int64_t lines = (row_bytes + 63) / 64;
   if (first < last) fill(first, tiles[first & 1]);
@@ -226,21 +288,20 @@ void Executor::each_tile(int32_t kind, int64_t row_bytes, const OpSpec& op, cons
     int32_t begin[kMaxUnitTokens], end[kMaxUnitTokens];
     see(number, begin, end);
     kernels_->attend_tile[kind]({&tile, next, static_cast<int32_t>(lines), work.q, static_cast<int32_t>(work.rows),
-                                 op.head_dim, op.plain, unit.num_heads, begin, end, work.acc, work.scratch});
+                                 op.head_dim, op.plain, unit.num_heads, begin, end, into(number), work.scratch});
   }
 }
 
-void Executor::attend_compressed(const OpSpec& op, const RowsUnit& unit, const RowsWork& work, int thread) {
+// Tiles [begin, end) of compressed rows: those of one span into a place, or those of several into their sum.
+template <class Sum>
+void Executor::attend_compressed(const OpSpec& op, const RowsUnit& unit, const RowsWork& work, int64_t begin,
+                                 int64_t end, Sum& sum, int thread) {
   const Segment& seg = *unit.segment;
   const float* chosen = op.y < 0 ? nullptr : row(op.y, unit.token, thread);
   int64_t seen[kMaxUnitTokens], most = 0;
   for (int32_t i = 0; i < unit.num_tokens; ++i) {
-    seen[i] = (positions_[unit.token + i] + 1) / op.ratio;
+    seen[i] = num_rows_seen(op.ratio, op.top_k, unit.token + i);
     most = std::max(most, seen[i]);
-  }
-  if (chosen != nullptr) {
-    most = std::find_if(chosen, chosen + op.top_k, [](float index) { return index < 0.0f; }) - chosen;
-    seen[0] = most;
   }
   const auto fill = [&](int64_t number, AttendTile& tile) {
     const int64_t first = number * kTileKeys;
@@ -251,16 +312,25 @@ void Executor::attend_compressed(const OpSpec& op, const RowsUnit& unit, const R
       tile.data[i] = place.data, tile.scales[i] = place.scales;
     }
   };
-  const auto see = [&](int64_t number, int32_t* begin, int32_t* end) {
+  const auto see = [&](int64_t number, int32_t* first, int32_t* last) {
     for (int32_t i = 0; i < unit.num_tokens; ++i) {
-      begin[i] = 0;
-      end[i] = static_cast<int32_t>(std::clamp<int64_t>(seen[i] - number * kTileKeys, 0, kTileKeys));
+      first[i] = 0;
+      last[i] = static_cast<int32_t>(std::clamp<int64_t>(seen[i] - number * kTileKeys, 0, kTileKeys));
     }
   };
-  each_tile(op.row_kind, op.row_bytes, op, unit, work, 0, (most + kTileKeys - 1) / kTileKeys, fill, see);
+  if constexpr (std::is_same_v<Sum, SpanSum>) {
+    int64_t span = -1;
+    float* acc = nullptr;
+    each_tile(op.row_kind, op.row_bytes, op, unit, work, begin, end, fill, see, [&](int64_t number) {
+      if (span_of_tile(number) != span) span = span_of_tile(number), acc = sum.begin();
+      return acc;
+    });
+  } else {
+    each_tile(op.row_kind, op.row_bytes, op, unit, work, begin, end, fill, see, [&](int64_t) { return sum; });
+  }
 }
 
-void Executor::attend_window(const OpSpec& op, const RowsUnit& unit, const RowsWork& work, int thread) {
+void Executor::attend_window(const OpSpec& op, const RowsUnit& unit, const RowsWork& work, float* acc, int thread) {
   const Segment& seg = *unit.segment;
   const int64_t position = positions_[unit.token], last = position + unit.num_tokens - 1;
   const int64_t oldest = std::max<int64_t>(0, position - op.window + 1);
@@ -280,30 +350,8 @@ void Executor::attend_window(const OpSpec& op, const RowsUnit& unit, const RowsW
       end[i] = static_cast<int32_t>(std::clamp<int64_t>(position + i + 1 - first, 0, kTileKeys));
     }
   };
-  each_tile(op.ring_kind, op.ring_row_bytes, op, unit, work, oldest / kTileKeys, last / kTileKeys + 1, fill, see);
-}
-
-// Cuts the step's items into runs of about equal cost, a run per thread, for every class of ops.
-void Executor::plan_costs() {
-  for (CostClass& c : costs_) {
-    const int64_t most_parts = std::max<int64_t>(1, c.num_heads / kLeastHeads);
-    c.parts = std::clamp<int64_t>(kItemsPerThread * team_.size() / step_.n, 1, most_parts);
-    const auto cost = [&](int64_t item) {
-      const int64_t seen = c.ratio > 0 ? (positions_[item / c.parts] + 1) / c.ratio : 0;
-      return kWindowCost + (c.top_k > 0 ? std::min(seen, c.top_k) : seen);
-    };
-    const int64_t count = step_.n * c.parts;
-    int64_t total = 0, before = 0;
-    for (int64_t i = 0; i < count; ++i) total += cost(i);
-    int thread = 0;
-    c.start[0] = 0;
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t middle = before + cost(i) / 2;
-      while (thread + 1 < team_.size() && middle >= total * (thread + 1) / team_.size()) c.start[++thread] = i;
-      before += cost(i);
-    }
-    while (thread < team_.size()) c.start[++thread] = count;
-  }
+  each_tile(op.ring_kind, op.ring_row_bytes, op, unit, work, oldest / kTileKeys, last / kTileKeys + 1, fill, see,
+            [&](int64_t) { return acc; });
 }
 
 }  // namespace hotset

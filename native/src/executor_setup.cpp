@@ -33,7 +33,7 @@ void read_fully(int fd, uint8_t* to, int64_t want, int64_t offset) {
 }  // namespace
 
 int64_t rows_work_bytes(int64_t rows, int64_t dim) {
-  return align64(rows * dim * 2) + align64(rows * (dim + 2) * 4) + align64(tile_attend_scratch(rows) * 4);
+  return align64(rows * dim * 2) + 2 * align64(rows * (dim + 2) * 4) + align64(tile_attend_scratch(rows) * 4);
 }
 
 Executor::Executor(Seats seats, const std::string& isa, ExecutorSpec spec)
@@ -160,16 +160,22 @@ void Executor::place_costs() {
   cost_of_.assign(spec_.ops.size(), -1);
   for (size_t i = 0; i < spec_.ops.size(); ++i) {
     const OpSpec& op = spec_.ops[i];
-    if (op.kind != kOpAttendRows && op.kind != kOpIndexSelect) continue;
+    const bool attends = op.kind == kOpAttendRows || op.kind == kOpAttendRowsMerge;
+    if (!attends && op.kind != kOpIndexSelect) continue;
+    CostClass wanted;
+    wanted.ratio = op.ratio;
+    wanted.start.resize(team_.size() + 1);
     // Scoring reads all rows for all heads at once, attention those chosen.
-    const bool attends = op.kind == kOpAttendRows;
-    const CostClass wanted{op.ratio, attends ? op.top_k : 0, attends ? op.num_heads : 0, 1,
-                           std::vector<int64_t>(team_.size() + 1)};
+    if (attends) {
+      wanted.top_k = op.top_k, wanted.num_heads = op.num_heads, wanted.head_dim = op.head_dim, wanted.window = op.window;
+      wanted.first.resize(spec_.max_tokens), wanted.base.resize(spec_.max_tokens);
+    }
     auto same = std::find_if(costs_.begin(), costs_.end(), [&](const CostClass& c) {
-      return c.ratio == wanted.ratio && c.top_k == wanted.top_k && c.num_heads == wanted.num_heads;
+      return c.ratio == wanted.ratio && c.top_k == wanted.top_k && c.num_heads == wanted.num_heads &&
+             c.head_dim == wanted.head_dim && c.window == wanted.window;
     });
     cost_of_[i] = static_cast<int32_t>(same - costs_.begin());
-    if (same == costs_.end()) costs_.push_back(wanted);
+    if (same == costs_.end()) costs_.push_back(std::move(wanted));
   }
 }
 

@@ -41,8 +41,10 @@ EDGES = (
 MODELS = {
     "window": TinyV4(ratios=(0, 0), formats="official", window=20, hash_layers=1),
     "all rows": TinyV4(ratios=(128, 128), formats="fp8", heads=6, window=64, hash_layers=0, top_k=3),
-    # More chosen rows than a tile holds; heads and tiles that no thread count divides.
-    "chosen": TinyV4(ratios=(4, 4), formats="official", heads=5, o_groups=1, window=128, index_top_k=70, index_heads=3),
+    # More chosen rows than a span of tiles holds; heads and tiles that no thread count divides.
+    "chosen": TinyV4(
+        ratios=(4, 4), formats="official", heads=5, o_groups=1, window=128, index_top_k=200, index_heads=3
+    ),
     "mixed": TinyV4(formats="official", hidden=96, experts=5, inter=64, streams=3),
     "float": TinyV4(formats="float", ratios=(4, 128), top_k=1, heads=70, head_dim=80),
 }

@@ -21,7 +21,8 @@ from hotset.errors import CheckpointError, InternalError, RequestError
 from hotset.machine.native import available_isas
 from hotset.plan.budget import Wish, make_plan
 from hotset.program.cache import frontier_bytes
-from hotset.program.lower import lower
+from hotset.program.lower import lower, partial_floats
+from hotset.program.program import AttendRows
 
 MODELS = {
     "official": TinyV4(formats="official", hidden=160, inter=96, experts=5, o_groups=1),
@@ -90,15 +91,25 @@ def test_workspace_and_scratch_do_not_grow_with_the_context() -> None:
     for context in (4096, 1 << 20):
         plan = make_plan(spec, formats, Wish(context=context, prefill_chunk=64), 2, 1 << 50, "test")
         terms.append({t.name: t.num_bytes for t in plan.terms})
-    for name in ("workspace", "thread scratch", "attention partials", "frontier", "weights"):
+    for name in ("workspace", "thread scratch", "frontier", "weights"):
         assert terms[0][name] == terms[1][name], name
     assert terms[1]["cache"] == 256 * terms[0]["cache"]
+
+
+def test_partial_sums_grow_by_four_spans_per_doubling_of_the_context() -> None:
+    """Sums of every tile would be as large as the rows themselves."""
+    spec, _ = v4_program(MODELS["official"])
+    floats = [partial_floats(spec.program, 1, context, 2) for context in (1 << 19, 1 << 20, 1 << 21)]
+    op = next(op for op in spec.program.ops if isinstance(op, AttendRows))
+    row = op.num_heads * (op.head_dim + 2)
+    assert floats[1] - floats[0] == floats[2] - floats[1] == floats[0] // (17 * row) * 4 * row
+    assert floats[0] == floats[0] // (17 * row) * 17 * row  # 64 tiles of 64 rows of 128 tokens, and the window
 
 
 def test_nothing_of_a_token_survives_a_layer() -> None:
     """Values and scores of compressors, window rows and pairs live in step buffers that every layer uses again."""
     sizes = []
-    for layers in (1, 2, 5):
+    for layers in (1, 5, 12):
         spec, formats = v4_program(replace(MODELS["official"], ratios=(4, 128, 0) * layers))
         sizes.append(sum(lower(spec.program, formats, 256, 8).slot_bytes))
     assert sizes[0] <= sizes[1] == sizes[2]

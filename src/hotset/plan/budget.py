@@ -243,7 +243,7 @@ def _size(
     sizes = sizes_of(spec, formats, wish)
     context, sequences, outputs, chunk = sizes.context, sizes.sequences, sizes.outputs, sizes.chunk
     low = lowering.lower(spec.program, formats, chunk, outputs)
-    partials = lowering.partial_floats(spec.program, sequences, context)
+    partials = lowering.partial_floats(spec.program, sequences, context, num_threads)
     blocks = sequences * num_blocks(context) + num_blocks(wish.prefix_tokens)
     per_block, per_frontier = block_bytes(spec.groups), frontier_bytes(spec.frontier)
     matrices, vectors = weights_bytes(spec, formats)
@@ -263,7 +263,7 @@ def _size(
             "token ids", 4 * sequences * context + TREE_BYTES * blocks, "resident", "of sequences and the prefix tree"
         ),
         Term("workspace", sum(low.slot_bytes), "transient", f"step buffers for {chunk} tokens and {outputs} outputs"),
-        Term("attention partials", partials * 4, "transient", f"{sequences} rows over {context:,} tokens"),
+        Term("attention partials", partials * 4, "transient", f"sums over spans of up to {context:,} tokens"),
         Term("thread scratch", scratch, "transient", f"{num_threads} threads"),
         Term("sampler", SAMPLER_BYTES * spec.vocab_size, "resident", f"{spec.vocab_size:,} logits"),
         Term("load staging", num_threads * _staging_bytes(spec, formats), "load", "freed when loaded"),

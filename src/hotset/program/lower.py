@@ -36,6 +36,8 @@ from hotset.program.lower_types import (
     CACHE_KIND,
     FEW_TOKENS,
     INDEX_KIND,
+    ITEMS_PER_THREAD,
+    LEAST_HEADS,
     NUM_ACT_KINDS,
     OP_KINDS,
     ROW_KIND,
@@ -48,6 +50,7 @@ from hotset.program.lower_types import (
     NativeWeight,
     act_bytes,
     row_floats,
+    row_spans,
     table_bytes,
     tile_bytes,
     weight_bytes,
@@ -102,10 +105,20 @@ def _ordered(program: p.Program, formats: Mapping[str, str]) -> tuple[Lowered, l
     return low, order_ops(low)
 
 
-def partial_floats(program: p.Program, num_rows: int, context: int) -> int:
-    """Floats of attention partials for ``num_rows`` tokens whose context is cut into spans of 1,024 tokens."""
-    attends = [op for op in program.ops if isinstance(op, p.Attend)]
-    spans = -(-context // SPAN_TOKENS)
-    if not attends or spans < 2:
-        return 0
-    return num_rows * spans * max(op.num_heads * (op.head_dim + 2) for op in attends)
+def partial_floats(program: p.Program, num_rows: int, context: int, num_threads: int) -> int:
+    """Floats of attention's partial results.
+
+    Ordinary attention: of ``num_rows`` tokens whose context is cut into spans of 1,024 tokens. Attention over rows: of
+    as many tokens as are cut by spans (``plan_costs`` in C++), one span for the window and some for compressed rows.
+    """
+    most = 0
+    for op in program.ops:
+        if isinstance(op, p.Attend):
+            spans = -(-context // SPAN_TOKENS)
+            most = max(most, num_rows * spans * op.num_heads * (op.head_dim + 2) if spans > 1 else 0)
+        elif isinstance(op, p.AttendRows):
+            seen = context // op.ratio if op.group else 0
+            spans = row_spans(seen if op.chosen is None else min(seen, op.chosen.width)) + 1
+            cut = max(FEW_TOKENS, -(-ITEMS_PER_THREAD * num_threads // max(1, op.num_heads // LEAST_HEADS)))
+            most = max(most, cut * spans * op.num_heads * (op.head_dim + 2))
+    return most

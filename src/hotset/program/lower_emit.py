@@ -329,12 +329,16 @@ class _Emitter:
         ring = self.ring_fields(op.window, op.layer, op.head_dim, plain)
         fields = ring if op.group is None else ring | self.row_fields(op.group, op.layer, op.head_dim, plain)
         chosen = -1 if op.chosen is None else self.buffer(op.chosen)
+        counts = {
+            "num_heads": op.num_heads, "head_dim": op.head_dim, "ratio": op.ratio if op.group else 0,
+            "top_k": 0 if op.chosen is None else op.chosen.width, "window": op.window_tokens,
+        }  # fmt: skip
+        out, sink = self.buffer(op.out), self.weight(op.sink)
         self.emit(
-            "attend_rows", x=self.buffer(op.q), y=chosen, z=rows, out=self.buffer(op.out), weight=self.weight(op.sink),
-            num_heads=op.num_heads, head_dim=op.head_dim, value=op.scale, ratio=op.ratio if op.group else 0,
-            window=op.window_tokens, unit_tokens=UNIT_TOKENS if op.chosen is None else 1,
-            top_k=0 if op.chosen is None else op.chosen.width, **fields,
+            "attend_rows", x=self.buffer(op.q), y=chosen, z=rows, out=out, weight=sink, value=op.scale,
+            unit_tokens=UNIT_TOKENS if op.chosen is None else 1, **counts, **fields,
         )  # fmt: skip
+        self.emit("attend_rows_merge", out=out, weight=sink, **counts)
         self.emit("store_window", x=rows, **ring)
 
     # ---- latent rows ----

@@ -119,13 +119,13 @@ def _row_accesses(at: _Touch, op: NativeOp, cache: object) -> list[Access]:
         case "index_merge":
             return [("candidates", False, ANY), at.whole(op.out, True)] if at.few else []
         case "attend_rows":
-            # In a small step a thread has the heads that it has normed and turned; with many tokens, tokens by cost.
-            q, out = (at.heads(b, op.num_heads, b == op.out) for b in (op.x, op.out))
-            if not at.few:
-                q, out = at.whole(op.x), at.whole(op.out, True)
+            # A small step is always cut by spans, one of many tokens only if these are too few for the threads.
+            outs = [("partials", True, ANY), *([] if at.few else [at.whole(op.out, True)])]
             chosen = [] if op.y < 0 else [at.whole(op.y)]
             rows = [] if op.ratio == 0 else [(cache, False, ANY)]
-            return [q, out, *chosen, at.whole(op.z), (ring, False, ANY), *rows]
+            return [at.whole(op.x), *outs, *chosen, at.whole(op.z), (ring, False, ANY), *rows]
+        case "attend_rows_merge":
+            return [("partials", False, ANY), at.heads(op.out, op.num_heads, True)]
     if op.kind in PLANNED_KINDS:
         # No kernel cuts these into shares yet: each takes whole buffers, which is what a slot must allow for.
         touched = [at.whole(b) for b in (op.x, op.y, op.z) if b >= 0]
@@ -266,8 +266,8 @@ def place_barriers(low: Lowered, few: bool) -> None:
             op.barrier_few = conflict
         else:
             op.barrier_many = conflict
-        # A merge is skipped when no segment was cut by spans, and its barrier with it, so what came before it
-        # still counts for what comes after it.
-        if conflict and op.kind != "attend_merge":
+        # A merge is skipped when nothing was cut by spans, and its barrier with it, so what came before it still counts
+        # for what comes after it.
+        if conflict and not (op.kind == "attend_merge" or (op.kind == "attend_rows_merge" and not few)):
             since = {}
         _note(accesses, since)

@@ -31,6 +31,9 @@ MAX_POOLED = 256
 SELECT_SLACK = 256
 """Room beside four times the wanted rows, so that a block's rows always fit (kSelectSlack)."""
 
+ITEMS_PER_THREAD, LEAST_HEADS = 4, 8
+"""Tokens are cut by spans when there are fewer items than this per thread (kItemsPerThread, kLeastHeads)."""
+
 NUM_ACT_KINDS = 7
 ACT_F32, ACT_BF16, ACT_Q8_OFFSET_8, ACT_Q8_OFFSET_128, ACT_Q8_OFFSET_32, ACT_Q8_SUM, ACT_Q8_OFFSET_12 = range(
     NUM_ACT_KINDS
@@ -57,8 +60,8 @@ INDEX_ACT = {"MXFP4": ACT_Q8_OFFSET_12, "FP8": ACT_BF16, "BF16-exact": ACT_BF16}
 OP_KINDS = (
     "embed", "angles", "rms_norm", "pack", "linear", "gated", "silu_mul", "rope", "store_kv", "attend", "attend_merge",
     "select", "head_norm", "hyper_mix", "hyper_merge", "encode_rows", "compress", "store_state", "store_window",
-    "index_pack", "index_select", "index_merge", "attend_rows", "route", "pair_order", "pack_pairs", "expert_gated",
-    "expert_down",
+    "index_pack", "index_select", "index_merge", "attend_rows", "attend_rows_merge", "route", "pair_order",
+    "pack_pairs", "expert_gated", "expert_down",
 )  # fmt: skip
 """Order of ``OpKind`` in native/src/executor.h."""
 PLANNED_KINDS = (
@@ -84,6 +87,15 @@ def tile_bytes(fmt: Format, in_width: int) -> int:
     scale_bytes = {"FP8": 1, "FP8_F32": 4}.get(fmt.name, 0)
     header = align_up(-(-in_width // SCALE_INPUTS) * scale_bytes, 64)
     return header + TILE_ROWS * fmt.row_bytes(in_width)
+
+
+def row_spans(num_rows: int) -> int:
+    """Spans of that many compressed rows: four of two tiles, then four to every doubling (``num_row_spans`` in C++)."""
+    tiles = -(-num_rows // TILE_KEYS)
+    if tiles <= 8:
+        return -(-tiles // 2)
+    doubling = (tiles - 1).bit_length() - 3
+    return 4 * doubling + ((tiles - 1) >> doubling) - 3
 
 
 def weight_bytes(weight: p.Weight, fmt: Format) -> int:
@@ -235,7 +247,8 @@ def _op_work_bytes(low: Lowered, op: NativeOp) -> int:
         return align_up(low.attend_rows * (2 * dim + 256 + 2 * (dim + 2)) * 4 + 512, 64)
     if op.kind in ("attend_rows", "attend_latent"):
         dim, rows = op.head_dim, op.unit_tokens * op.num_heads
-        parts = (rows * dim * 2, rows * (dim + 2) * 4, rows * (TILE_KEYS + 4) * 4)
+        sums = rows * (dim + 2) * 4
+        parts = (rows * dim * 2, sums, sums, rows * (TILE_KEYS + 4) * 4)
         return sum(align_up(part, 64) for part in parts)
     if op.kind in ("index_select", "index_merge", "index_rows"):
         return align_up(3 * (4 * op.top_k + SELECT_SLACK) * 8, 64)

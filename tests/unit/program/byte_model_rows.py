@@ -17,7 +17,7 @@ NUM_BLOCKS = 3
 MXFP4_BLOCK_BYTES = 272  # of sixteen rows and 32 channels
 
 ANY_THREAD = frozenset({"attend_rows", "index_select"})
-"""Ops whose tokens are dealt out by cost where there are many."""
+"""Ops whose tokens are dealt out by cost where there are many; of attention, spans where there are few."""
 
 
 def index_tile(op: NativeOp) -> tuple[int, Indices]:
@@ -41,7 +41,7 @@ class RowsModel(ByteModel):
         rings = (op.ring_offset + op.ring_rows * (op.ring_row_bytes + op.ring_scale_bytes) for op in ops)
         return super().sizes() | {
             "cache": NUM_BLOCKS * self.block_bytes, "frontier": max(rings, default=0),
-            "candidates": 64 * self.case.threads * FEW_TOKENS,
+            "candidates": 64 * self.case.threads * FEW_TOKENS, "partials": 8,
         }  # fmt: skip
 
     def group_bytes(self, op: NativeOp) -> int:
@@ -94,16 +94,19 @@ class RowsModel(ByteModel):
     def touches(self, op: NativeOp) -> list[Touch]:
         if op.kind == "index_merge" and not self.case.is_few:
             return []
-        if op.kind in ANY_THREAD and not self.case.is_few:
+        case, is_attention = self.case, op.kind == "attend_rows"
+        if op.kind in ANY_THREAD and (is_attention or not case.is_few):
             self.num_ops += 1
-            threads = range(self.case.threads)
-            inputs = [touch for t in threads for touch in self.inputs(op, t, np.arange(self.case.num_tokens))]
-            out = Touch(self.memory(op.out, 0), self.anyone(), True, self.all_rows(op.out), op.out)
-            return [*inputs, out]
+            touches = [touch for t in range(case.threads) for touch in self.inputs(op, t, np.arange(case.num_tokens))]
+            if is_attention and (case.is_few or case.is_merged):
+                touches.append(Touch("partials", self.anyone(), True, np.arange(4)))
+            if not case.is_few:
+                touches.append(Touch(self.memory(op.out, 0), self.anyone(), True, self.all_rows(op.out), op.out))
+            return touches
         return super().touches(op)
 
     def inputs(self, op: NativeOp, thread: int, tokens: Indices) -> list[Touch]:
-        """What index_select and attend_rows read for these tokens, but for the queries of a small step."""
+        """What index_select and attend_rows read for these tokens."""
         out = []
         if op.ratio and len(tokens):
             most = max(self.seen(op, int(t)) for t in tokens)
@@ -114,9 +117,7 @@ class RowsModel(ByteModel):
             out.append(Touch("frontier", thread, False, self.ring_rows(op, old)))
             rows = [op.z] if op.y < 0 else [op.z, op.y]
             out += [Touch(self.memory(b, thread), thread, False, self.all_rows(b), b) for b in rows]
-        if not self.case.is_few or op.kind == "index_select":
-            out.append(Touch(self.memory(op.x, thread), thread, False, self.all_rows(op.x), op.x))
-        return out
+        return [*out, Touch(self.memory(op.x, thread), thread, False, self.all_rows(op.x), op.x)]
 
     def of_thread(self, op: NativeOp, thread: int) -> list[Touch]:
         def read(b: int, units: Units) -> Touch:
@@ -130,7 +131,7 @@ class RowsModel(ByteModel):
                 return self.row_wise(op, thread, read, write)
             case "compress" | "store_state" | "store_window":
                 return self.storing(op, thread, read)
-            case "index_select" | "index_merge" | "attend_rows":
+            case "index_select" | "index_merge" | "attend_rows_merge":
                 return self.choosing(op, thread, read, write)
             case "pair_order" | "pack_pairs" | "expert_gated" | "expert_down":
                 return self.experts(op, thread, read, write)
@@ -182,7 +183,7 @@ class RowsModel(ByteModel):
         return [*(read(b, self.rows(b, tokens)) for b in ins), ring]
 
     def choosing(self, op: NativeOp, thread: int, read: Access, write: Access) -> list[Touch]:
-        """In a small step."""
+        """Choosing in a small step, and the sum over spans."""
         case, tokens = self.case, np.arange(self.case.num_tokens)
         own = np.arange(4) + 4 * thread
         if op.kind == "index_merge":
@@ -190,10 +191,10 @@ class RowsModel(ByteModel):
             return [found, write(op.out, self.rows(op.out, tokens))]
         if op.kind == "index_select":
             return [*self.inputs(op, thread, tokens), Touch("candidates", thread, True, own)]
-        t, h = np.divmod(share(case.num_tokens * op.num_heads, thread, case.threads), op.num_heads)
-        q = self.heads(op.x, t, h * op.head_dim, op.head_dim)
-        o = self.heads(op.out, t, h * op.head_dim, op.head_dim)
-        return [read(op.x, q), *self.inputs(op, thread, np.unique(t)), write(op.out, o)]
+        items = share(case.num_tokens * op.num_heads, thread, case.threads)
+        t, h = np.divmod(items, op.num_heads)
+        sums = Touch("partials", thread, False, np.arange(4 if len(items) else 0))
+        return [sums, write(op.out, self.heads(op.out, t, h * op.head_dim, op.head_dim))]
 
     def experts(self, op: NativeOp, thread: int, read: Access, write: Access) -> list[Touch]:
         case, pairs = self.case, self.pairs(op)

@@ -31,13 +31,14 @@ MODELS = {
 }
 
 CASES = [
-    Case(threads, n, outputs, False, start)
+    Case(threads, n, outputs, is_merged, start)
     for threads in (1, 2, 3, 4, 5)
     for n, outputs, start in (
         (1, (0,), 0), (1, (), 131), (1, (0,), 255), (2, (1,), 254), (2, (0, 1), 6), (3, (2,), 125), (7, (0, 6), 250),
         (33, (8, 32), 0), (48, (), 230),
     )
     if threads in (2, 3) or n in (1, 2, 33)
+    for is_merged in ((False, True) if n in (3, 7) else (False,))
 ]  # fmt: skip
 
 
@@ -116,7 +117,7 @@ def test_every_barrier_is_needed(name: str, is_few: bool) -> None:
             assert any(found(low, case, index) for case in cases), (index, op.kind)
 
 
-@pytest.mark.parametrize(("ratio", "most"), [(0, 10), (128, 10), (4, 11)])
+@pytest.mark.parametrize(("ratio", "most"), [(0, 12), (128, 12), (4, 12)])
 def test_barriers_of_a_layer_in_a_small_step(ratio: int, most: int) -> None:
     """The program may list ops as they read best; lowering moves those forward that need no barrier."""
     counts = [
