@@ -9,7 +9,7 @@ NATIVE := $(wildcard native/CMakeLists.txt native/src/* native/kernels/*)
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo test test-oracles test-models test-kernels test-aarch64 test-numa test-numa-x86 test-numa-arm64
-.PHONY: lint docs bench-peers bench-peers-v4 bench-kernels clean
+.PHONY: test-numa-64k lint docs bench-peers bench-peers-v4 bench-kernels clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -59,6 +59,10 @@ test-numa-x86: build  ## the same, x86-64 alone
 test-numa-arm64: build  ## the same, AArch64 alone (g++-aarch64-linux-gnu)
 	$(BIN)/python tools/numa/vm.py test arm64
 	$(BIN)/python tools/numa/vm.py test arm64 --machine gh200x2-gpu -- --ignore=tests/test_answers.py
+
+test-numa-64k: build  ## AArch64 with pages of 64 KiB, as Grace has them; builds a kernel once, 10 minutes (flex, bison, bc)
+	$(BIN)/python tools/numa/vm.py test arm64 --pages 64
+	$(BIN)/python tools/numa/vm.py test arm64 --pages 64 --machine gh200x2-mig -- --ignore=tests/test_answers.py
 
 lint: build  ## formatting, types, stale generated documents
 	$(BIN)/ruff check .

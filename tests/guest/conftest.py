@@ -38,7 +38,13 @@ class Guest:
 
     name: str
     machine: str
+    page_bytes: int
     nodes: tuple[GuestNode, ...]
+
+    @property
+    def huge_page_bytes(self) -> int:
+        """One page of 8-byte entries maps a huge one."""
+        return self.page_bytes**2 // 8
 
     @property
     def cpu_nodes(self) -> tuple[GuestNode, ...]:
@@ -62,7 +68,7 @@ def guest() -> Guest:
         GuestNode(**node | {"cpus": tuple(node["cpus"]), "distances": tuple(node["distances"])})
         for node in content["nodes"]
     )
-    return Guest(content["name"], content["machine"], nodes)
+    return Guest(content["name"], content["machine"], content["page_bytes"], nodes)
 
 
 @pytest.fixture(scope="session")

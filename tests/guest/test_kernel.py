@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import mmap
+import os
+import signal
 
 import pages
 from answers import on_cpus
@@ -41,3 +43,37 @@ def test_a_bound_region_lies_on_its_node_whoever_touches_it(guest) -> None:
         with on_cpus(guest.cpu_nodes[0].cpus[:1]):
             _touch(region)
         assert pages.nodes_of(pages.address_of(region), len(region)) == {node.node_id: NUM_PAGES}
+
+
+def test_pinning_moves_pages_out_of_the_memory_of_a_gpu(guest) -> None:
+    """It is movable, and what a device uses must not move: bound pages leave it first, and no call fails.
+
+    So what devices read is not planned there, and pages are looked for where they are.
+    """
+    for node in guest.memory_nodes:
+        region = _anonymous()
+        address = pages.address_of(region)
+        assert pages.bind(address, len(region), node.node_id) == 0
+        _touch(region)
+        with pages.pinned(address, len(region)):
+            where = node.initiator if node.kind == "gpu" else node.node_id
+            assert pages.nodes_of(address, len(region)) == {where: NUM_PAGES}
+
+
+def test_a_move_that_moves_nothing_is_no_error(guest) -> None:
+    """Pages that a second process maps as well stay where they are, and mbind says that all went well."""
+    here, there = (node.node_id for node in guest.cpu_nodes)
+    region = _anonymous()
+    address = pages.address_of(region)
+    assert pages.bind(address, len(region), here) == 0
+    _touch(region)
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+        os._exit(0)
+    try:
+        assert pages.bind(address, len(region), there, pages.MOVE | pages.STRICT) == 0
+        assert pages.nodes_of(address, len(region)) == {here: NUM_PAGES}
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

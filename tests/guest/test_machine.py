@@ -58,7 +58,8 @@ def test_processors_and_pages_are_the_machines(guest, topology) -> None:
     assert topology.online == topology.affinity == cpus
     assert topology.cores == tuple((cpu,) for cpu in cpus)
     assert sorted(socket.cpus for socket in topology.sockets) == [node.cpus for node in guest.cpu_nodes]
-    assert topology.page_bytes == 4096
+    assert topology.page_bytes == guest.page_bytes
+    assert topology.huge_pages.page_bytes == guest.huge_page_bytes
 
 
 def test_the_command_shows_what_the_library_reads(guest) -> None:

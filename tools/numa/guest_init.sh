@@ -30,6 +30,8 @@ $B mount -t tmpfs tmpfs /dev/shm
 $B mount -t cgroup2 cgroup2 /sys/fs/cgroup
 $B --install -s /run/busybox
 ip link set lo up
+# As Debian's kernels have it anyway: what is bound must stay although the kernel moves pages to those who use them.
+echo 1 >/proc/sys/kernel/numa_balancing
 cd /guest && tar xf /dev/vdb && mkdir -p out
 echo "guest up after $(cut -d' ' -f1 /proc/uptime) s: Linux $(uname -r) $(uname -m)"
 sh ./run.sh

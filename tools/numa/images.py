@@ -11,10 +11,13 @@ from pathlib import Path
 import initramfs
 from common import GUEST_SUITE, HOST, NEW_SUITE, PYTHON_VERSION, REPOSITORY, Arch, Failed, NotHere, done, part, run
 from debian import Packages, unpack
+from kernel import build_kernel_64k
 
 _GUEST_PACKAGES = ("python3", "busybox-static", "libstdc++6", "numactl")
 _GUEST_MODULES = ("virtio_pci", "virtio_blk", "ext4")
 _FREE_MEBIBYTES = 256
+USUAL_PAGE_KIBIBYTES = 4
+"""Of Debian's kernels that are used here."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,12 @@ class Images:
     root: Path
 
 
-def make_images(cache: Path, arch: Arch) -> Images:
-    """Make what is not in the cache yet: about two minutes and 1 GB for the first architecture."""
-    kernel = _kernel(cache, arch)
+def make_images(cache: Path, arch: Arch, page_kibibytes: int) -> Images:
+    """Make what is not in the cache yet: about two minutes and 1 GB for the first architecture.
+
+    Pages of 64 KiB (AArch64) take a kernel of our own.
+    """
+    kernel = _kernel(cache, arch) if page_kibibytes == USUAL_PAGE_KIBIBYTES else build_kernel_64k(cache)
     image, busybox = _root(cache, arch)
     return Images(
         emulator=_emulator(cache, arch),

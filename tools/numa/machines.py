@@ -6,10 +6,12 @@ against it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 OWN_DISTANCE = 10
+#: By architecture: CONFIG_NODES_SHIFT of Debian's kernels. Further nodes are left out without an error.
+DEBIAN_MOST_NODES = {"x86-64": 1024, "arm64": 16}
 _MEBIBYTES_FOR_HOT_ADDING = 4096
 
 
@@ -113,17 +115,16 @@ def _link(source: Node, target: Node) -> Link:
 
 
 def _distance(source: Node, target: Node) -> int:
-    """What `numactl -H` prints on Grace-Blackwell machines, whose layout a dual GH200 has."""
-    if source is target:
-        return OWN_DISTANCE
+    """Between two nodes, as `numactl -H` prints it on Grace-Blackwell machines, whose layout a dual GH200 has."""
     if bool(source.cpus) != bool(target.cpus):
         return 80 if source.module == target.module else 120
     return 11 if source.module == target.module else 40
 
 
 def _machine(name: str, about: str, nodes: tuple[Node, ...]) -> Machine:
-    distances = tuple(tuple(_distance(a, b) for b in nodes) for a in nodes)
-    return Machine(name, about, nodes, distances)
+    places = range(len(nodes))
+    distances = (tuple(OWN_DISTANCE if i == j else _distance(nodes[i], nodes[j]) for j in places) for i in places)
+    return Machine(name, about, nodes, tuple(distances))
 
 
 _GRACE_0, _GRACE_1 = Node(0, 1024, (0, 1)), Node(1, 1024, (2, 3))
@@ -144,8 +145,22 @@ MACHINES = {
             "the same with the memory of GPUs on 2 and 4, as their driver adds it, and empty MIG nodes 3 and 5",
             (_GRACE_0, _GRACE_1, _GPU_0, _MIG_0, _GPU_1, _MIG_1),
         ),
+        _machine(
+            "gh200x2-mig",
+            "18 nodes numbered as those of two GH200: the memory of GPUs on 2 and 10, seven MIG nodes after each",
+            (_GRACE_0, _GRACE_1, _GPU_0, *[_MIG_0] * 7, _GPU_1, *[_MIG_1] * 7),
+        ),
     )
 }
+
+
+def enlarged(machine: Machine) -> Machine:
+    """The same with 3 GiB at the CPUs of each module: six huge pages of 512 MiB, some of which the kernel leaves whole.
+
+    Huge pages have that size where pages have 64 KiB. The memory of GPUs is added in such blocks there.
+    """
+    nodes = tuple(replace(node, num_mebibytes=3072) if node.cpus else node for node in machine.nodes)
+    return replace(machine, nodes=nodes)
 
 
 def kernel_words(machine: Machine) -> list[str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from common import HOST, REPOSITORY, Arch, run
-from machines import Machine
 from wheel import build_wheel, host_python
 
 _TESTS = REPOSITORY / "tests" / "guest"
@@ -16,14 +16,19 @@ _MODELS = tuple(REPOSITORY / "tests" / "golden" / "llama" / name for name in ("u
 _HOST_ISA = "avx2"
 
 
-def make_test_payload(folder: Path, cache: Path, arch: Arch, machine: Machine, pytest_words: list[str]) -> None:
-    """Fill ``folder`` with what a run of the guest's tests needs. ``pytest_words`` are more options for pytest."""
+def make_test_payload(
+    folder: Path, cache: Path, arch: Arch, facts: Mapping[str, object], pytest_words: list[str]
+) -> None:
+    """Fill ``folder`` with what a run of the guest's tests needs.
+
+    ``facts`` are what the tests are told about the machine, ``pytest_words`` more options for pytest.
+    """
     folder.mkdir()
     shutil.copy(build_wheel(cache, arch), folder)
     shutil.copytree(_TESTS, folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     for model in _MODELS:
         shutil.copytree(model, folder / "models" / model.name, ignore=shutil.ignore_patterns("golden.npz"))
-    (folder / "machine.json").write_text(json.dumps(machine.as_json() | {"machine": arch.machine}))
+    (folder / "machine.json").write_text(json.dumps(facts))
     (folder / "answers.json").write_text(_host_answers(cache, folder / "models"))
     words = " ".join(f"'{word}'" for word in pytest_words)
     (folder / "run.sh").write_text(f"exec sh tests/run.sh {words}\n")

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Boots an emulated machine with several NUMA nodes and runs hotset's tests, or a command, inside it.
 
-Usage: python tools/numa/vm.py setup ARCH
-       python tools/numa/vm.py test ARCH [--machine NAME] [--timeout S] [-- PYTEST OPTIONS]
-       python tools/numa/vm.py run ARCH [--machine NAME] [--timeout S] -- COMMAND
+Usage: python tools/numa/vm.py setup ARCH [--pages KIB]
+       python tools/numa/vm.py test ARCH [--machine NAME] [--pages KIB] [--timeout S] [-- PYTEST OPTIONS]
+       python tools/numa/vm.py run ARCH [--machine NAME] [--pages KIB] [--timeout S] -- COMMAND
 
-ARCH is x86-64 or arm64. The exit status is the guest's; 3 when this host cannot have the machine (no network, no
-package), which the last line explains, and 4 when building or booting failed. See docs/guides/emulated_machines.md.
+ARCH is x86-64 or arm64; --pages 64 is a kernel with pages of 64 KiB for arm64, built once. The exit status is the
+guest's; 3 when this host cannot have the machine (no network, no package), which the last line explains, and 4 when
+building or booting failed. See docs/guides/emulated_machines.md.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common import ARCHES, HOST, PYTHON_VERSION, REPOSITORY, Arch, Failed, NotHere, cache_folder, only_one
-from images import Images, make_images
-from machines import MACHINES, Machine
+from common import ARCHES, HOST, PYTHON_VERSION, REPOSITORY, Failed, NotHere, cache_folder, only_one
+from images import USUAL_PAGE_KIBIBYTES, Images, make_images
+from machines import DEBIAN_MOST_NODES, MACHINES, enlarged
 from payload import make_command_payload, make_test_payload
 from qemu import boot
 
@@ -37,11 +38,8 @@ def main(arguments: list[str]) -> int:
     try:
         _check_host()
         with only_one(cache_folder()):
-            arch, machine = ARCHES[options.arch], MACHINES[options.machine]
-            images = make_images(cache_folder(), arch)
-            if options.verb == "setup":
-                return 0
-            return _boot(images, arch, machine, options.verb, words, options.timeout)
+            images = make_images(cache_folder(), ARCHES[options.arch], options.pages)
+            return 0 if options.verb == "setup" else _boot(images, options, words)
     except NotHere as error:
         print(f"error: {error}\n\nhint: {error.hint}", file=sys.stderr)
         return EXIT_NOT_HERE
@@ -57,10 +55,19 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("arch", choices=tuple(ARCHES))
     about = "; ".join(f"{machine.name}: {machine.about}" for machine in MACHINES.values())
     parser.add_argument("--machine", choices=tuple(MACHINES), default="gh200x2", help=about)
+    parser.add_argument(
+        "--pages", type=int, choices=(USUAL_PAGE_KIBIBYTES, 64), default=USUAL_PAGE_KIBIBYTES, metavar="KIB",
+        help="KiB of a page: 4, or 64 on arm64 as Grace has them",
+    )  # fmt: skip
     parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="stop the guest after S seconds")
     options, words = parser.parse_args(arguments[:split]), arguments[split + 1 :]
     if bool(words) != (options.verb == "run") and options.verb != "test":
         parser.error("run needs -- COMMAND, setup takes none")
+    if options.pages != USUAL_PAGE_KIBIBYTES and options.arch != "arm64":
+        parser.error("only arm64 has pages of 64 KiB")
+    num_nodes = len(MACHINES[options.machine].nodes)
+    if options.pages == USUAL_PAGE_KIBIBYTES and num_nodes > DEBIAN_MOST_NODES[options.arch]:
+        parser.error(f"{options.machine} has {num_nodes} nodes, too many for Debian's {options.arch}: --pages 64")
     return options, words
 
 
@@ -77,19 +84,24 @@ def _check_host() -> None:
             raise NotHere(f"no {tool} here", f"on Debian: apt-get install {package}")
 
 
-def _boot(images: Images, arch: Arch, machine: Machine, verb: str, words: list[str], timeout_s: float) -> int:
-    results = REPOSITORY / "build" / "numa" / f"{machine.name}-{arch.name}"
+def _boot(images: Images, options: argparse.Namespace, words: list[str]) -> int:
+    arch, machine = ARCHES[options.arch], MACHINES[options.machine]
+    kernel = arch.name
+    if options.pages != USUAL_PAGE_KIBIBYTES:
+        machine, kernel = enlarged(machine), f"{arch.name}-{options.pages}k"
+    results = REPOSITORY / "build" / "numa" / f"{machine.name}-{kernel}"
     shutil.rmtree(results, ignore_errors=True)
     log = results / "console.log"
     with tempfile.TemporaryDirectory(prefix="hotset-numa-") as name:
         payload = Path(name) / "payload"
-        if verb == "test":
-            make_test_payload(payload, cache_folder(), arch, machine, words)
+        if options.verb == "test":
+            facts = machine.as_json() | {"machine": arch.machine, "page_bytes": options.pages << 10}
+            make_test_payload(payload, cache_folder(), arch, facts, words)
         else:
             make_command_payload(payload, " ".join(words))
-        print(f"booting {machine.name} ({arch.name}), console in {log}", file=sys.stderr)
+        print(f"booting {machine.name} ({kernel}), console in {log}", file=sys.stderr)
         try:
-            outcome = boot(images, arch, machine, payload, log, results, timeout_s)
+            outcome = boot(images, arch, machine, payload, log, results, options.timeout)
         except Failed:
             _show_tail(log, _TAIL_LINES)
             raise
