@@ -47,7 +47,7 @@ Executor::Executor(Seats seats, const std::string& isa, ExecutorSpec spec)
   place_buffers();
   place_cache();
   place_costs();
-  claimed_ = std::vector<std::atomic<int64_t>>(spec_.ops.size() * team_.size());
+  claimed_ = std::vector<Claimed>(spec_.ops.size() * team_.size());
   positions_.resize(spec_.max_tokens);
   segment_of_.resize(spec_.max_tokens);
   units_.reserve(1024);
