@@ -131,7 +131,8 @@ class Executor {
   void set_table(int index, const int32_t* values, int64_t count);
   uint8_t* block(int64_t index) { return cache_.data() + slot_of(index) * spec_.block_bytes; }
   uint8_t* frontier(int64_t slot) { return frontier_.data() + slot * spec_.frontier_bytes; }
-  // Touch and zero the cache and the workspace, so that the plan's bytes are real before the first request.
+  // After the last load: touch and zero the cache and the workspace, so that the plan's bytes are real before the first
+  // request, and free what loading needed.
   void touch();
 
   // One step; logits() holds `num_outputs` rows afterwards. The caller has checked every index.
@@ -317,6 +318,7 @@ class Executor {
   std::vector<Region> arenas_;     // weights, one per thread
   Region vectors_, workspace_, cache_, partials_, frontier_;
   std::vector<Region> scratch_;    // per thread: private buffers, workspace, candidates
+  std::vector<std::vector<uint8_t>> staging_;  // per thread: rows of the file, until all is loaded
   std::vector<int64_t> first_slot_, cache_end_;  // per node: its first block's slot; where its bytes end
   std::vector<int32_t> slots_;                   // of the step's blocks, with several nodes
   std::vector<Segment> segments_;                // the step's, their blocks by slot

@@ -213,7 +213,8 @@ class RowsModel(ByteModel):
         out = self.columns(op.out, np.arange(self.rows_of(op.out)), self.low.weights[op.weight].out_width, thread)
         if not len(out):
             return []
-        return [order, read(op.x, self.pair_rows(op, op.x, np.arange(len(pairs)))), self.claimed(write(op.out, out), op.is_lent)]
+        rows = read(op.x, self.pair_rows(op, op.x, np.arange(len(pairs))))
+        return [order, rows, self.claimed(write(op.out, out), op.is_lent)]
 
     def pair_rows(self, op: NativeOp, b: int, indices: Indices) -> Units:
         """Packed rows of pairs: groups are counted inside an expert's pairs; a single token's input is packed once."""
