@@ -53,6 +53,7 @@ const KernelTable table = {
     {linear<kF32, true>, linear<kF16, true>, linear<kBF16, true>, linear<kQ8_0, true>, linear<kQ4_0, true>,
      linear<kQ4_1, true>, linear<kQ4_K, true>, linear<kQ6_K, true>, linear<kFP8, true>, linear<kMXFP4, true>},
     pack_tile,
+    stream_fence,
     unpack_row,
     {pack_act_f32, pack_act_bf16, pack_act_q8<ActKind::kQ8Offset8>, pack_act_q8<ActKind::kQ8Offset128>,
      pack_act_q8<ActKind::kQ8Offset32>, pack_act_q8<ActKind::kQ8Sum>, pack_act_q8<ActKind::kQ8Offset12>},

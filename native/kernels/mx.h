@@ -102,43 +102,10 @@ inline int64_t fp8_at(int64_t row, int64_t input) {
   return input / 4 * 64 + row / 4 * 16 + input % 4 / 2 * 8 + row % 4 * 2 + input % 2;
 }
 
-inline void pack_fp8(const uint8_t* const* rows, const uint8_t* const* scales, int64_t k, uint8_t* tile) {
-  const int64_t header = fp8_header_bytes(k);
+inline void pack_fp8_scales(const uint8_t* const* scales, int64_t k, uint8_t* tile) {
   const int64_t num_scales = (k + kScaleInputs - 1) / kScaleInputs;
-  std::memset(tile, 0, header);
+  std::memset(tile, 0, fp8_header_bytes(k));
   if (scales) std::memcpy(tile, scales[0], num_scales); else std::memset(tile, 127, num_scales);  // 127 is 1
-  for (int r = 0; r < kTileRows; ++r) {
-    uint8_t* out = tile + header + fp8_at(r, 0);
-    for (int64_t i = 0; i < k; i += 4, out += 64) {
-      if (rows[r]) std::memcpy(out, rows[r] + i, 2), std::memcpy(out + 8, rows[r] + i + 2, 2);
-      else std::memset(out, 0, 2), std::memset(out + 8, 0, 2);
-    }
-  }
-}
-
-// 32 nibbles of a row, in the order of GGUF (GGUF: low nibbles are the first sixteen inputs) or of safetensors (the low
-// nibble is the even input), to the former.
-inline void mx_nibbles(const uint8_t* in, bool is_gguf, uint8_t (&out)[16]) {
-  if (is_gguf) {
-    std::memcpy(out, in, 16);
-    return;
-  }
-  for (int i = 0; i < 8; ++i) {
-    out[2 * i] = static_cast<uint8_t>((in[i] & 15) | in[8 + i] << 4);
-    out[2 * i + 1] = static_cast<uint8_t>(in[i] >> 4 | (in[8 + i] & 0xf0));
-  }
-}
-
-inline void pack_mxfp4(const uint8_t* const* rows, const uint8_t* const* scales, int64_t k, uint8_t* tile) {
-  for (int64_t b = 0; b < k / 32; ++b, tile += kMxBlockBytes) {
-    for (int r = 0; r < kTileRows; ++r) {
-      uint8_t nibbles[16] = {};
-      const bool is_gguf = scales == nullptr;
-      if (rows[r]) mx_nibbles(is_gguf ? rows[r] + 17 * b + 1 : rows[r] + 16 * b, is_gguf, nibbles);
-      tile[r] = rows[r] == nullptr ? 0 : is_gguf ? rows[r][17 * b] : scales[r][b];
-      for (int i = 0; i < 4; ++i) std::memcpy(tile + 16 + 64 * i + 4 * r, nibbles + 4 * i, 4);
-    }
-  }
 }
 
 inline void unpack_fp8_row(const uint8_t* tile, int row, int64_t k, float* y) {

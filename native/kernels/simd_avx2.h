@@ -281,6 +281,60 @@ inline void u32_transpose16(const uint32_t* const* rows, uint32_t* out, int64_t 
     for (int i = 0; i < 16; i += 8) u32_transpose8(rows + r, i, out + i * ld + r, ld);
 }
 
+// For packing. A vector is four quarters: 16 bytes from each of four places.
+inline u8x64 u8_quarters(const uint8_t* a, const uint8_t* b, const uint8_t* c, const uint8_t* d) {
+  return {_mm256_set_m128i(load_half(b), load_half(a)), _mm256_set_m128i(load_half(d), load_half(c))};
+}
+// By quarters, each at a multiple of 16: wide stores across such borders are slow.
+inline void u8_store_quarters(uint8_t* p, u8x64 a) {
+  store_half(p, _mm256_castsi256_si128(a.lo)), store_half(p + 16, _mm256_extracti128_si256(a.lo, 1));
+  store_half(p + 32, _mm256_castsi256_si128(a.hi)), store_half(p + 48, _mm256_extracti128_si256(a.hi, 1));
+}
+inline void u32_transpose_quarters(__m256i& v0, __m256i& v1, __m256i& v2, __m256i& v3) {
+  const __m256i a = _mm256_unpacklo_epi32(v0, v1), b = _mm256_unpackhi_epi32(v0, v1);
+  const __m256i c = _mm256_unpacklo_epi32(v2, v3), d = _mm256_unpackhi_epi32(v2, v3);
+  v0 = _mm256_unpacklo_epi64(a, c), v1 = _mm256_unpackhi_epi64(a, c);
+  v2 = _mm256_unpacklo_epi64(b, d), v3 = _mm256_unpackhi_epi64(b, d);
+}
+// In every quarter, word i of v[j] and word j of v[i] change places.
+inline void u32_transpose_quarters(u8x64 (&v)[4]) {
+  u32_transpose_quarters(v[0].lo, v[1].lo, v[2].lo, v[3].lo);
+  u32_transpose_quarters(v[0].hi, v[1].hi, v[2].hi, v[3].hi);
+}
+inline u8x64 u8_xor(u8x64 a, uint8_t mask) {
+  const __m256i m = _mm256_set1_epi8(static_cast<char>(mask));
+  return {_mm256_xor_si256(a.lo, m), _mm256_xor_si256(a.hi, m)};
+}
+// A byte of a, then one of b: of the first and of the second half of every quarter.
+inline u8x64 u8_zip_low(u8x64 a, u8x64 b) { return {_mm256_unpacklo_epi8(a.lo, b.lo), _mm256_unpacklo_epi8(a.hi, b.hi)}; }
+inline u8x64 u8_zip_high(u8x64 a, u8x64 b) { return {_mm256_unpackhi_epi8(a.lo, b.lo), _mm256_unpackhi_epi8(a.hi, b.hi)}; }
+inline u8x64 shuffle_quarters(u8x64 a, __m128i order) {
+  const __m256i both = _mm256_broadcastsi128_si256(order);
+  return {_mm256_shuffle_epi8(a.lo, both), _mm256_shuffle_epi8(a.hi, both)};
+}
+// The low halves of words, then their high halves: in every quarter, and of all sixteen.
+inline u8x64 u16_unzip_quarters(u8x64 a) {
+  return shuffle_quarters(a, _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+}
+inline u8x64 u16_unzip(u8x64 a) {
+  const u8x64 halves = u16_unzip_quarters(a);
+  const __m256i lo = _mm256_permute4x64_epi64(halves.lo, 0b11011000), hi = _mm256_permute4x64_epi64(halves.hi, 0b11011000);
+  return {_mm256_permute2x128_si256(lo, hi, 0x20), _mm256_permute2x128_si256(lo, hi, 0x31)};
+}
+// The first bytes of the sixteen words, then their second bytes, and so on.
+inline u8x64 u8_unzip(u8x64 a) {
+  const u8x64 bytes = shuffle_quarters(a, _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  const __m256i lo = _mm256_permutevar8x32_epi32(bytes.lo, order), hi = _mm256_permutevar8x32_epi32(bytes.hi, order);
+  const __m256i even = _mm256_unpacklo_epi64(lo, hi), odd = _mm256_unpackhi_epi64(lo, hi);
+  return {_mm256_permute2x128_si256(even, odd, 0x20), _mm256_permute2x128_si256(even, odd, 0x31)};
+}
+// To a multiple of 64, past the caches: what is there already is not read. Other threads see it after the fence.
+inline void u8_stream(uint8_t* p, u8x64 a) {
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(p), a.lo), _mm256_stream_si256(reinterpret_cast<__m256i*>(p + 32), a.hi);
+}
+inline void stream_fence() { _mm_sfence(); }
+
 // Sum and maximum of the lanes, in one fixed tree: halves, quarters, ...
 inline float f32_sum_lanes(f32x16 a) {
   __m256 h = _mm256_add_ps(a.lo, a.hi);

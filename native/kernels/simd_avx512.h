@@ -245,6 +245,50 @@ inline void bf16_values_e4m3(const uint8_t* even, const uint8_t* odd, const int 
   }
 }
 
+// For packing. A vector is four quarters: 16 bytes from each of four places.
+inline u8x64 u8_quarters(const uint8_t* a, const uint8_t* b, const uint8_t* c, const uint8_t* d) {
+  const auto load = [](const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); };
+  const __m256i lo = _mm256_inserti128_si256(_mm256_castsi128_si256(load(a)), load(b), 1);
+  const __m256i hi = _mm256_inserti128_si256(_mm256_castsi128_si256(load(c)), load(d), 1);
+  return {_mm512_inserti64x4(_mm512_castsi256_si512(lo), hi, 1)};
+}
+// By quarters, each at a multiple of 16: wide stores across such borders are slow.
+inline void u8_store_quarters(uint8_t* p, u8x64 a) {
+  const auto store = [p](int i, __m128i x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p) + i, x); };
+  store(0, _mm512_castsi512_si128(a.v)), store(1, _mm512_extracti32x4_epi32(a.v, 1));
+  store(2, _mm512_extracti32x4_epi32(a.v, 2)), store(3, _mm512_extracti32x4_epi32(a.v, 3));
+}
+// In every quarter, word i of v[j] and word j of v[i] change places.
+inline void u32_transpose_quarters(u8x64 (&v)[4]) {
+  const __m512i a = _mm512_unpacklo_epi32(v[0].v, v[1].v), b = _mm512_unpackhi_epi32(v[0].v, v[1].v);
+  const __m512i c = _mm512_unpacklo_epi32(v[2].v, v[3].v), d = _mm512_unpackhi_epi32(v[2].v, v[3].v);
+  v[0].v = _mm512_unpacklo_epi64(a, c), v[1].v = _mm512_unpackhi_epi64(a, c);
+  v[2].v = _mm512_unpacklo_epi64(b, d), v[3].v = _mm512_unpackhi_epi64(b, d);
+}
+inline u8x64 u8_xor(u8x64 a, uint8_t mask) { return {_mm512_xor_si512(a.v, _mm512_set1_epi8(static_cast<char>(mask)))}; }
+// A byte of a, then one of b: of the first and of the second half of every quarter.
+inline u8x64 u8_zip_low(u8x64 a, u8x64 b) { return {_mm512_unpacklo_epi8(a.v, b.v)}; }
+inline u8x64 u8_zip_high(u8x64 a, u8x64 b) { return {_mm512_unpackhi_epi8(a.v, b.v)}; }
+inline __m512i shuffle_quarters(__m512i a, __m128i order) {
+  return _mm512_shuffle_epi8(a, _mm512_broadcast_i32x4(order));
+}
+// The low halves of words, then their high halves: in every quarter, and of all sixteen.
+inline u8x64 u16_unzip_quarters(u8x64 a) {
+  return {shuffle_quarters(a.v, _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15))};
+}
+inline u8x64 u16_unzip(u8x64 a) {
+  return {_mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), u16_unzip_quarters(a).v)};
+}
+// The first bytes of the sixteen words, then their second bytes, and so on.
+inline u8x64 u8_unzip(u8x64 a) {
+  const __m512i bytes = shuffle_quarters(a.v, _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return {_mm512_permutexvar_epi32(order, bytes)};
+}
+// To a multiple of 64, past the caches: what is there already is not read. Other threads see it after the fence.
+inline void u8_stream(uint8_t* p, u8x64 a) { _mm512_stream_si512(reinterpret_cast<__m512i*>(p), a.v); }
+inline void stream_fence() { _mm_sfence(); }
+
 // Sum and maximum of the lanes, in one fixed tree: halves, quarters, ...
 inline float f32_sum_lanes(f32x16 a) {
   __m256 h = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));

@@ -251,6 +251,55 @@ inline void u32_transpose16(const uint32_t* const* rows, uint32_t* out, int64_t 
     for (int i = 0; i < 16; i += 4) u32_transpose4(rows + r, i, out + i * ld + r, ld);
 }
 
+// For packing. A vector is four quarters: 16 bytes from each of four places.
+HOTSET_INLINE u8x64 u8_quarters(const uint8_t* a, const uint8_t* b, const uint8_t* c, const uint8_t* d) {
+  return {{vld1q_u8(a), vld1q_u8(b), vld1q_u8(c), vld1q_u8(d)}};
+}
+// By quarters, each at a multiple of 16: wide stores across such borders are slow.
+HOTSET_INLINE void u8_store_quarters(uint8_t* p, u8x64 a) { u8_store(p, a); }
+// In every quarter, word i of v[j] and word j of v[i] change places.
+HOTSET_INLINE void u32_transpose_quarters(u8x64 (&v)[4]) {
+  const auto words = [&](int i, int q) { return vreinterpretq_u32_u8(v[i].v[q]); };
+  const auto wide = [](uint32x4_t a) { return vreinterpretq_u64_u32(a); };
+  const auto bytes = [](uint64x2_t a) { return vreinterpretq_u8_u64(a); };
+#pragma GCC unroll 4
+  for (int q = 0; q < 4; ++q) {
+    const uint64x2_t a = wide(vzip1q_u32(words(0, q), words(1, q))), b = wide(vzip2q_u32(words(0, q), words(1, q)));
+    const uint64x2_t c = wide(vzip1q_u32(words(2, q), words(3, q))), d = wide(vzip2q_u32(words(2, q), words(3, q)));
+    v[0].v[q] = bytes(vzip1q_u64(a, c)), v[1].v[q] = bytes(vzip2q_u64(a, c));
+    v[2].v[q] = bytes(vzip1q_u64(b, d)), v[3].v[q] = bytes(vzip2q_u64(b, d));
+  }
+}
+HOTSET_INLINE u8x64 u8_xor(u8x64 a, uint8_t mask) { return HOTSET_EACH(u8x64, veorq_u8(a.v[i], vdupq_n_u8(mask))); }
+// A byte of a, then one of b: of the first and of the second half of every quarter.
+HOTSET_INLINE u8x64 u8_zip_low(u8x64 a, u8x64 b) { return HOTSET_EACH(u8x64, vzip1q_u8(a.v[i], b.v[i])); }
+HOTSET_INLINE u8x64 u8_zip_high(u8x64 a, u8x64 b) { return HOTSET_EACH(u8x64, vzip2q_u8(a.v[i], b.v[i])); }
+HOTSET_INLINE uint8x16_t low_halves(uint8x16_t a, uint8x16_t b) {
+  return vreinterpretq_u8_u16(vuzp1q_u16(vreinterpretq_u16_u8(a), vreinterpretq_u16_u8(b)));
+}
+HOTSET_INLINE uint8x16_t high_halves(uint8x16_t a, uint8x16_t b) {
+  return vreinterpretq_u8_u16(vuzp2q_u16(vreinterpretq_u16_u8(a), vreinterpretq_u16_u8(b)));
+}
+// The low halves of words, then their high halves: in every quarter, and of all sixteen.
+HOTSET_INLINE u8x64 u16_unzip_quarters(u8x64 a) {
+  const auto quarter = [](uint8x16_t x) {
+    return vreinterpretq_u8_u64(vzip1q_u64(vreinterpretq_u64_u8(low_halves(x, x)), vreinterpretq_u64_u8(high_halves(x, x))));
+  };
+  return HOTSET_EACH(u8x64, quarter(a.v[i]));
+}
+HOTSET_INLINE u8x64 u16_unzip(u8x64 a) {
+  return {{low_halves(a.v[0], a.v[1]), low_halves(a.v[2], a.v[3]), high_halves(a.v[0], a.v[1]), high_halves(a.v[2], a.v[3])}};
+}
+// The first bytes of the sixteen words, then their second bytes, and so on.
+HOTSET_INLINE u8x64 u8_unzip(u8x64 a) {
+  const uint8x16_t even[2] = {vuzp1q_u8(a.v[0], a.v[1]), vuzp1q_u8(a.v[2], a.v[3])};
+  const uint8x16_t odd[2] = {vuzp2q_u8(a.v[0], a.v[1]), vuzp2q_u8(a.v[2], a.v[3])};
+  return {{vuzp1q_u8(even[0], even[1]), vuzp1q_u8(odd[0], odd[1]), vuzp2q_u8(even[0], even[1]), vuzp2q_u8(odd[0], odd[1])}};
+}
+// Whole lines one after another: these processors do not read what is there.
+HOTSET_INLINE void u8_stream(uint8_t* p, u8x64 a) { u8_store(p, a); }
+inline void stream_fence() {}
+
 // Sum and maximum of the lanes, in one fixed tree: halves, quarters, ...
 HOTSET_INLINE float f32_sum_lanes(f32x16 a) {
   const float32x4_t lo = vaddq_f32(a.v[0], a.v[2]), hi = vaddq_f32(a.v[1], a.v[3]);

@@ -13,6 +13,7 @@ struct KernelTable {
   // scales: FP8: scales[0] = the scale row of these sixteen rows, or null for scales of 1; MXFP4: scales[r] = row r's
   // k/32 bytes, or null where `rows` are GGUF blocks, which have them inside; null for other formats.
   void (*pack_tile)(int32_t format, const uint8_t* const* rows, const uint8_t* const* scales, int64_t k, uint8_t* tile);
+  void (*pack_fence)();  // after a thread's last pack_tile, before others read its tiles
   void (*unpack_row)(int32_t format, const uint8_t* tile, int row, int64_t k, float* y);
   void (*pack_act[kNumActKinds])(const float* x, int64_t k, int64_t n, int64_t t, const Act& act);
   void (*rms_norm)(const float* x, const float* w, float eps, int64_t width, float* y);

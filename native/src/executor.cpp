@@ -77,8 +77,10 @@ void Executor::step(const int32_t* tokens, int64_t num_tokens, const std::vector
   }
   plan_attention();
   plan_costs();
-  if (!step_.few) {
-    for (std::atomic<int64_t>& claimed : claimed_) claimed.store(0, std::memory_order_relaxed);
+  for (const OpSpec& op : spec_.ops) {
+    for (int t = 0; t < team_.size() && (op.is_lent || !step_.few); ++t) {
+      claimed_of(op, t).store(0, std::memory_order_relaxed);
+    }
   }
   team_.run([this](int thread) { run_ops(thread); });
 }
@@ -248,7 +250,7 @@ void Executor::run_op(const OpSpec& op, int thread) {
 
 void Executor::run_embed(const OpSpec& op, int thread) {
   const WeightSpec& w = spec_.weights[op.weight];
-  auto [begin, end] = share(step_.n, thread);
+  auto [begin, end] = spec_.buffers[op.out].is_private ? rows_share(step_.n, thread) : share(step_.n, thread);
   for (int64_t t = begin; t < end; ++t) {
     const int32_t token = step_.tokens[t];
     float* out = row(op.out, t, thread);
@@ -332,7 +334,7 @@ void Executor::run_linear(const OpSpec& op, int thread) {
       product(args);
       at += tiles;
     }
-    if (step_.few) {
+    if (step_.few && owner == thread && end == share(w.num_tiles, thread).second) {
       // What follows in the arena is the next matrix of the program: its first lines arrive while the team gathers.
       const uint8_t* next = tiles_of(w, owner, end);
       for (int64_t i = 0; i < kNextMatrixBytes; i += 64) __builtin_prefetch(next + i, 0, 3);
@@ -382,15 +384,17 @@ void Executor::run_hyper_mix(const OpSpec& op, int thread) {
   }
 }
 
-// By columns, like the product that wrote y: a thread merges what it has made itself.
+// In a small step every thread merges its own copy: columns that it shared would go to and fro between the cores.
 void Executor::run_hyper_merge(const OpSpec& op, int thread) {
-  const int64_t width = spec_.buffers[op.y].width, n = rows_of(op.x);
-  claim(op, thread, [&](int owner) { return share(width / kTileRows, owner); }, [&](int, int64_t begin, int64_t end) {
+  const int64_t width = spec_.buffers[op.y].width, n = rows_of(op.x), tiles = width / kTileRows;
+  const auto merge = [&](int, int64_t begin, int64_t end) {
     for (int64_t t = 0; t < n; ++t) {
       kernels_->hyper_merge(row(op.x, t, thread), width, begin * kTileRows, (end - begin) * kTileRows,
                             row(op.y, t, thread), row(op.z, t, thread), op.num_heads);
     }
-  });
+  };
+  if (step_.few) return merge(thread, 0, tiles);
+  claim(op, thread, [&](int owner) { return share(tiles, owner); }, merge);
 }
 
 void Executor::run_store(const OpSpec& op, int thread) {

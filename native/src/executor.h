@@ -34,6 +34,7 @@ struct OpSpec {
   int32_t x = -1, y = -1, z = -1, out = -1, out2 = -1;  // inputs and outputs (Pack: out is a packed buffer)
   int32_t weight = -1, weight2 = -1;
   int32_t barrier_few = 0, barrier_many = 0;  // wait for the team before this op (few: replicated small steps)
+  int32_t is_lent = 0;               // in a small step, threads of one node may take columns of each other's shares
   int32_t add = 0;
   float value = 0, value2 = 0;       // eps, the attention scale, the router's scaling; HyperMix: eps, norm_eps
   float limit = 0;                   // clamp of a gated product; 0 for none
@@ -130,7 +131,8 @@ class Executor {
   void set_table(int index, const int32_t* values, int64_t count);
   uint8_t* block(int64_t index) { return cache_.data() + slot_of(index) * spec_.block_bytes; }
   uint8_t* frontier(int64_t slot) { return frontier_.data() + slot * spec_.frontier_bytes; }
-  // Touch and zero the cache and the workspace, so that the plan's bytes are real before the first request.
+  // After the last load: touch and zero the cache and the workspace, so that the plan's bytes are real before the first
+  // request, and free what loading needed.
   void touch();
 
   // One step; logits() holds `num_outputs` rows afterwards. The caller has checked every index.
@@ -303,6 +305,10 @@ class Executor {
     return w.base[owner] + (part * (end - begin) + first - begin) * w.tile_stride;
   }
   template <class Range, class Work> void claim(const OpSpec& op, int thread, Range range, Work work);
+  template <class Range, class Work> void lend(const OpSpec& op, int thread, Range range, Work work);
+  std::atomic<int64_t>& claimed_of(const OpSpec& op, int owner) {
+    return claimed_[(&op - spec_.ops.data()) * team_.size() + owner].items;
+  }
 
   Seats seats_;
   std::vector<int> nodes_;         // those of the seats, each once
@@ -312,6 +318,7 @@ class Executor {
   std::vector<Region> arenas_;     // weights, one per thread
   Region vectors_, workspace_, cache_, partials_, frontier_;
   std::vector<Region> scratch_;    // per thread: private buffers, workspace, candidates
+  std::vector<std::vector<uint8_t>> staging_;  // per thread: rows of the file, until all is loaded
   std::vector<int64_t> first_slot_, cache_end_;  // per node: its first block's slot; where its bytes end
   std::vector<int32_t> slots_;                   // of the step's blocks, with several nodes
   std::vector<Segment> segments_;                // the step's, their blocks by slot
@@ -327,7 +334,10 @@ class Executor {
   std::vector<int32_t> cost_of_;        // per op: its cost class, or -1
   std::vector<AttendUnit> units_;
   std::vector<int64_t> unit_start_;     // per thread
-  std::vector<std::atomic<int64_t>> claimed_;  // per op and thread: items of that thread's share that are taken
+  struct Claimed {
+    alignas(64) std::atomic<int64_t> items{0};
+  };
+  std::vector<Claimed> claimed_;  // per op and thread: items, or lent pieces, of that thread's share that are taken
   std::vector<double> unit_cost_;
   std::vector<int32_t> partial_tokens_; // tokens whose spans were split
   std::vector<int64_t> partial_base_;   // per such token: floats into partials
@@ -379,24 +389,46 @@ inline int64_t select_bytes(int64_t top_k) { return 3 * select_room(top_k) * 8; 
 
 // Calls work(owner, begin, end) on pieces of the threads' shares, range(owner), of an op that costs the same wherever
 // it runs: a thread takes its own share first and then from those that are behind, so a thread that the system stopped
-// does not hold up the step with all of its share. In a step of few tokens every thread keeps to its share: taking
-// turns would cost more than it saves.
+// does not hold up the step with all of its share.
 template <class Range, class Work> void Executor::claim(const OpSpec& op, int thread, Range range, Work work) {
   if (step_.few) {
+    if (op.is_lent) return lend(op, thread, range, work);
     const auto [begin, end] = range(thread);
     if (begin < end) work(thread, begin, end);
     return;
   }
-  std::atomic<int64_t>* claimed = &claimed_[(&op - spec_.ops.data()) * team_.size()];
   for (int i = 0; i < team_.size(); ++i) {
     const int owner = (thread + i) % team_.size();
     const auto [begin, end] = range(owner);
-    int64_t at = claimed[owner].load(std::memory_order_relaxed);
+    std::atomic<int64_t>& claimed = claimed_of(op, owner);
+    int64_t at = claimed.load(std::memory_order_relaxed);
     while (begin + at < end) {
       const int64_t next = at + (end - begin - at + 2) / 3;
-      if (!claimed[owner].compare_exchange_weak(at, next, std::memory_order_relaxed)) continue;
+      if (!claimed.compare_exchange_weak(at, next, std::memory_order_relaxed)) continue;
       work(owner, begin + at, begin + next);
-      at = claimed[owner].load(std::memory_order_relaxed);
+      at = claimed.load(std::memory_order_relaxed);
+    }
+  }
+}
+
+// In a step of few tokens: up to a quarter of a share is taken in pieces, by its owner and by threads of its node that are
+// done. Cores of one memory seldom get equal parts of its bandwidth, and all wait for the slowest; but a stream that is
+// broken into short ones is slower, so the pieces of small matrices stay with their owner.
+template <class Range, class Work> void Executor::lend(const OpSpec& op, int thread, Range range, Work work) {
+  constexpr int64_t kPieces = 16, kLentPieces = 4, kLeastBytes = 128 << 10;
+  const int64_t item_bytes = weights_[op.weight].tile_bytes * std::max<int64_t>(1, op.top_k);
+  const int64_t least = (kLeastBytes + item_bytes - 1) / item_bytes;
+  for (int i = 0; i < team_.size(); ++i) {
+    const int owner = (thread + i) % team_.size();
+    if (seats_.nodes[owner] != seats_.nodes[thread]) continue;
+    const auto [begin, end] = range(owner);
+    const int64_t piece = std::max(least, (end - begin) / kPieces);
+    const int64_t lent = end - std::min(kLentPieces, (end - begin) / kLentPieces / piece) * piece;
+    if (i == 0 && begin < lent) work(owner, begin, lent);
+    std::atomic<int64_t>& claimed = claimed_of(op, owner);
+    while (lent + claimed.load(std::memory_order_relaxed) * piece < end) {
+      const int64_t at = lent + claimed.fetch_add(1, std::memory_order_relaxed) * piece;
+      if (at < end) work(owner, at, at + piece);
     }
   }
 }

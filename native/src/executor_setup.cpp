@@ -13,7 +13,8 @@ namespace hotset {
 
 namespace {
 
-constexpr int64_t kStagingBytes = 1 << 20;
+// What a thread reads at a time: it must still be in the L2 cache when it is packed.
+constexpr int64_t kStagingBytes = 1 << 18;
 
 int64_t align64(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -47,7 +48,8 @@ Executor::Executor(Seats seats, const std::string& isa, ExecutorSpec spec)
   place_buffers();
   place_cache();
   place_costs();
-  claimed_ = std::vector<std::atomic<int64_t>>(spec_.ops.size() * team_.size());
+  staging_.resize(team_.size());
+  claimed_ = std::vector<Claimed>(spec_.ops.size() * team_.size());
   positions_.resize(spec_.max_tokens);
   segment_of_.resize(spec_.max_tokens);
   units_.reserve(1024);
@@ -206,24 +208,27 @@ void Executor::load_share(int index, int64_t part, const Source& source, int thr
   const int64_t tiles_per_read = std::max<int64_t>(1, kStagingBytes / ((row_bytes + scale_bytes) * kTileRows));
   auto [begin, end] = share(weights_[index].num_tiles, thread);
   const int64_t most = std::min(tiles_per_read, end - begin) * kTileRows;
-  std::vector<uint8_t> staging(most * row_bytes), scales(most * scale_bytes);
+  std::vector<uint8_t>& staging = staging_[thread];
+  staging.resize(std::max<size_t>(staging.size(), most * (row_bytes + scale_bytes)));
+  uint8_t *const read = staging.data(), *const scales = read + most * row_bytes;
   for (int64_t tile = begin; tile < end; tile += tiles_per_read) {
     const int64_t tiles = std::min(tiles_per_read, end - tile), first = tile * kTileRows;
     const int64_t rows = std::min(tiles * kTileRows, w.out_width - first);
     const int64_t scale_row = first / rows_per_scale, scale_rows = (first + rows - 1) / rows_per_scale + 1 - scale_row;
-    read_fully(source.fd, staging.data(), rows * row_bytes, source.offset + first * row_bytes);
-    read_fully(source.scale_fd, scales.data(), scale_rows * scale_bytes, source.scale_offset + scale_row * scale_bytes);
+    read_fully(source.fd, read, rows * row_bytes, source.offset + first * row_bytes);
+    read_fully(source.scale_fd, scales, scale_rows * scale_bytes, source.scale_offset + scale_row * scale_bytes);
     for (int64_t i = 0; i < tiles; ++i) {
       const uint8_t *rows_of_tile[kTileRows], *scales_of_tile[kTileRows];
       for (int64_t r = 0; r < kTileRows; ++r) {
         const int64_t row = i * kTileRows + r, scale = (first + row) / rows_per_scale - scale_row;
-        rows_of_tile[r] = row < rows ? staging.data() + row * row_bytes : nullptr;
-        scales_of_tile[r] = row < rows ? scales.data() + scale * scale_bytes : nullptr;
+        rows_of_tile[r] = row < rows ? read + row * row_bytes : nullptr;
+        scales_of_tile[r] = row < rows ? scales + scale * scale_bytes : nullptr;
       }
       uint8_t* out = const_cast<uint8_t*>(tiles_of(weights_[index], thread, tile + i, part));
       kernels_->pack_tile(w.format, rows_of_tile, is_scaled ? scales_of_tile : nullptr, w.in_width, out);
     }
   }
+  kernels_->pack_fence();
 }
 
 void Executor::set_vector(int index, const float* values, int64_t count) {
@@ -252,6 +257,7 @@ void Executor::zero_on(int thread, Region& region, int64_t begin, int64_t end, i
 }
 
 void Executor::touch() {
+  staging_ = std::vector<std::vector<uint8_t>>(team_.size());
   team_.run([this](int thread) {
     for (Region* region : {&workspace_, &partials_, &frontier_}) zero_on(thread, *region, 0, region->bytes(), nodes_[0]);
     for (size_t i = 0; i < nodes_.size(); ++i) {

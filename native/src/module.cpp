@@ -29,6 +29,7 @@ void bind_specs(nb::module_& m) {
       .def_rw("z", &OpSpec::z).def_rw("out2", &OpSpec::out2)
       .def_rw("weight", &OpSpec::weight).def_rw("weight2", &OpSpec::weight2)
       .def_rw("barrier_few", &OpSpec::barrier_few).def_rw("barrier_many", &OpSpec::barrier_many)
+      .def_rw("is_lent", &OpSpec::is_lent)
       .def_rw("add", &OpSpec::add).def_rw("value", &OpSpec::value).def_rw("value2", &OpSpec::value2)
       .def_rw("limit", &OpSpec::limit).def_rw("num_heads", &OpSpec::num_heads)
       .def_rw("num_kv_heads", &OpSpec::num_kv_heads).def_rw("head_dim", &OpSpec::head_dim)

@@ -11,6 +11,7 @@
 #include "attend_tests.h"
 #include "hyper_tests.h"
 #include "index_tests.h"
+#include "pack_tests.h"
 #include "product_tests.h"
 #include "rows_tests.h"
 #include "rowwise_tests.h"
@@ -51,6 +52,7 @@ void test_team(Tests& tests) {
 Tests run_set(const KernelTable& kernels) {
   Tests tests;
   test_unpack(tests, kernels);
+  test_pack(tests, kernels);
   test_packing(tests, kernels);
   test_rms_norm(tests, kernels);
   test_silu(tests, kernels);

@@ -21,6 +21,7 @@ class OpSpec:
     weight2: int
     barrier_few: int
     barrier_many: int
+    is_lent: int
     add: int
     value: float
     value2: float

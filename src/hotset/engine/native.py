@@ -279,10 +279,11 @@ class NativeExecutor:
 
 def _read(handle: int, offset: int, num_bytes: int) -> NDArray[np.uint8]:
     """Bytes of a file; RuntimeError when it ends before them."""
-    data = bytearray()
-    while len(data) < num_bytes:
-        piece = os.pread(handle, num_bytes - len(data), offset + len(data))
-        if not piece:
+    data = np.empty(num_bytes, np.uint8)
+    view, done = data.data, 0
+    while done < num_bytes:
+        read = os.preadv(handle, [view[done:]], offset + done)
+        if not read:
             raise RuntimeError("the file ended early")
-        data += piece
-    return np.frombuffer(data, np.uint8)
+        done += read
+    return data

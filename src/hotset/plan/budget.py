@@ -33,7 +33,7 @@ SAMPLER_BYTES = 20
 """Per vocabulary entry: logits, weights, counts and candidates of ``SamplerWorkspace`` in native/src/sampler.h."""
 TREE_BYTES = 1500
 """Of a block in the prefix tree: its 256 token ids and its node (tests/unit/plan measure it)."""
-STAGING_BYTES = MIB
+STAGING_BYTES = MIB // 4
 """Per thread, while loading (kStagingBytes in native/src/executor_setup.cpp)."""
 
 
@@ -150,7 +150,7 @@ def weights_bytes(spec: ModelSpec, formats: Mapping[str, str]) -> tuple[int, int
 
 
 def _staging_bytes(spec: ModelSpec, formats: Mapping[str, str]) -> int:
-    """What one thread reads at a time: 1 MiB, or one tile of the widest matrix (``Executor::load`` in C++)."""
+    """What one thread reads at a time: 256 KiB, or one tile of the widest matrix (``Executor::load`` in C++)."""
     matrices = [w for w in spec.program.weights.values() if w.is_matrix]
     tiles = [lowering.tile_bytes(FORMATS[formats[w.key]], w.in_width) for w in matrices]
     return max(STAGING_BYTES, *tiles)

@@ -22,7 +22,7 @@ from hotset.checkpoint.formats import FORMATS
 from hotset.errors import InternalError
 from hotset.program import program as p
 from hotset.program.lower_emit import emit
-from hotset.program.lower_order import assign_slots, order_ops, place_barriers
+from hotset.program.lower_order import assign_slots, mark_lent, order_ops, place_barriers
 from hotset.program.lower_types import (
     ACT_BF16,
     ACT_F32,
@@ -78,6 +78,7 @@ def lower(program: p.Program, formats: Mapping[str, str], max_tokens: int, max_o
     assign_slots(low, phases, max_tokens, max_outputs)
     for few in (True, False):
         place_barriers(low, few)
+    mark_lent(low)
     return low
 
 

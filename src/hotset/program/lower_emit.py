@@ -148,7 +148,8 @@ class _Emitter:
     def lower(self, op: p.Op, rope: p.Rope | None = None) -> None:
         match op:
             case p.Embed():
-                self.emit("embed", weight=self.weight(op.table), out=self.buffer(op.out), copies=op.copies)
+                out = self.buffer(op.out, is_private=op.copies > 1)  # streams, see hyper_merge
+                self.emit("embed", weight=self.weight(op.table), out=out, copies=op.copies)
             case p.RopeAngles():
                 out = self.buffer(op.out, is_private=True)
                 self.emit("angles", out=out, frequency=self.frequency(op.frequencies))

@@ -8,6 +8,7 @@ when none of them writes what the other touches, or when both touch the same buf
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 from hotset.errors import InternalError
 from hotset.program.lower_types import FEW_TOKENS, PLANNED_KINDS, Lowered, NativeOp
@@ -86,8 +87,8 @@ def _accesses(low: Lowered, op: NativeOp, few: bool) -> list[Access]:
             outs = [at.rows(b, True) for b in (op.out, op.out2) if b >= 0]
             return [at.rows(op.x, False), at.rows(op.y, False), *outs]
         case "hyper_merge":
-            width = low.buffers[op.y].width
-            return [at.columns(op.x, width, True), at.columns(op.y, width, False), at.whole(op.z)]
+            # Each thread's own copy in a small step.
+            return [at.columns(op.x, low.buffers[op.y].width, True), at.whole(op.y), at.whole(op.z)]
         case "route":
             return [at.rows(op.x, False), at.rows(op.out, True)]
         case "pair_order":
@@ -271,3 +272,23 @@ def place_barriers(low: Lowered, few: bool) -> None:
         if conflict and not (op.kind == "attend_merge" or (op.kind == "attend_rows_merge" and not few)):
             since = {}
         _note(accesses, since)
+
+
+LENDING = frozenset({"linear", "gated", "expert_gated"})
+"""Products whose columns any thread can make in a small step: all have the inputs."""
+
+
+def mark_lent(low: Lowered) -> None:
+    """Mark the products of small steps whose columns threads may take from each other (``lend`` in C++).
+
+    The last product before each barrier, if no other op since the barrier before it touches the memory that it writes:
+    then nothing relies on who makes a column.
+    """
+    starts = [i for i, op in enumerate(low.ops) if op.barrier_few]
+    for begin, end in pairwise([0, *starts, len(low.ops)]):
+        touches = [_accesses(low, op, True) for op in low.ops[begin:end]]
+        last = next((i for i in reversed(range(end - begin)) if low.ops[begin + i].kind in LENDING), -1)
+        if last >= 0:
+            written = {memory for memory, is_write, _ in touches[last] if is_write}
+            others = {memory for i, touched in enumerate(touches) if i != last for memory, _, _ in touched}
+            low.ops[begin + last].is_lent = not written & others

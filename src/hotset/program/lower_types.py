@@ -122,6 +122,7 @@ class NativeOp:
     weight2: int = -1
     barrier_few: bool = False
     barrier_many: bool = False
+    is_lent: bool = False
     add: bool = False
     value: float = 0.0
     value2: float = 0.0

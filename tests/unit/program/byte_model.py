@@ -200,7 +200,8 @@ class ByteModel:
         )
         match op.kind:
             case "embed":
-                return [write(op.out, self.rows(op.out, mine))]
+                is_own = self.is_own(op.out)
+                return [write(op.out, self.rows(op.out, np.arange(case.num_tokens) if is_own else mine))]
             case "angles":
                 return [write(op.out, self.rows(op.out, np.arange(case.num_tokens) if case.is_few else mine))]
             case "rms_norm" | "pack" | "silu_mul":
@@ -235,8 +236,8 @@ class ByteModel:
         out = self.columns(op.out, np.arange(n), self.low.weights[op.weight].out_width, thread)
         if not len(out) or n == 0:
             return []
-        touches = [read(op.x, self.all_rows(op.x)), self.claimed(write(op.out, out))]
-        return [self.claimed(read(op.out, out)), *touches] if op.add else touches
+        touches = [read(op.x, self.all_rows(op.x)), self.claimed(write(op.out, out), op.is_lent)]
+        return [self.claimed(read(op.out, out), op.is_lent), *touches] if op.add else touches
 
     def columns(self, b: int, rows: Indices, width: int, thread: int) -> Units:
         """A thread's tiles of columns in each of the rows."""
@@ -245,9 +246,9 @@ class ByteModel:
             return np.zeros(0, np.int64)
         return self.heads(b, rows, np.full(len(rows), tiles[0] * TILE_ROWS), len(tiles) * TILE_ROWS)
 
-    def claimed(self, touch: Touch) -> Touch:
-        """With many tokens another thread may be the one to do it."""
-        return touch if self.case.is_few else replace(touch, thread=self.anyone())
+    def claimed(self, touch: Touch, is_lent: bool = False) -> Touch:
+        """With many tokens, or when columns are lent, another thread may be the one to do it."""
+        return touch if self.case.is_few and not is_lent else replace(touch, thread=self.anyone())
 
 
 def spread(starts: Indices, num_bytes: int) -> Units:

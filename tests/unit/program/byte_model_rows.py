@@ -146,6 +146,9 @@ class RowsModel(ByteModel):
             return [read(op.x, heads), write(op.x, heads)]
         if op.kind == "hyper_merge":
             width, rows = self.low.buffers[op.y].width, np.arange(self.rows_of(op.x))
+            if self.is_own(op.x):
+                everything = [read(b, self.all_rows(b)) for b in (op.y, op.z, op.x)]
+                return [*everything, write(op.x, self.all_rows(op.x))]
             y = self.columns(op.y, rows, width, thread)
             first = share(width // TILE_ROWS, thread, threads)
             count = len(first) * TILE_ROWS
@@ -155,7 +158,7 @@ class RowsModel(ByteModel):
                   for s in range(op.num_heads)]  # fmt: skip
             x = np.concatenate(at)
             touches = (read(op.y, y), read(op.z, self.all_rows(op.z)), read(op.x, x), write(op.x, x))
-            return [self.claimed(touch) for touch in touches] if not self.is_own(op.z) else list(touches)
+            return [self.claimed(touch) for touch in touches]
         rows = np.arange(self.rows_of(op.x)) if self.case.is_few else share(self.rows_of(op.x), thread, threads)
         ins = [b for b in (op.x, op.y, op.z) if b >= 0]
         outs = [b for b in (op.out, op.out2) if b >= 0]
@@ -210,7 +213,8 @@ class RowsModel(ByteModel):
         out = self.columns(op.out, np.arange(self.rows_of(op.out)), self.low.weights[op.weight].out_width, thread)
         if not len(out):
             return []
-        return [order, read(op.x, self.pair_rows(op, op.x, np.arange(len(pairs)))), self.claimed(write(op.out, out))]
+        rows = read(op.x, self.pair_rows(op, op.x, np.arange(len(pairs))))
+        return [order, rows, self.claimed(write(op.out, out), op.is_lent)]
 
     def pair_rows(self, op: NativeOp, b: int, indices: Indices) -> Units:
         """Packed rows of pairs: groups are counted inside an expert's pairs; a single token's input is packed once."""
