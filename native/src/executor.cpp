@@ -170,7 +170,7 @@ void Executor::run_ops(int thread) {
     const OpSpec& op = spec_.ops[i];
     if (is_skipped(op)) continue;
     int64_t t0 = timed ? now_ns() : 0;
-    if (step_.few ? op.barrier_few : op.barrier_many) team_.barrier();
+    if (waits(op)) team_.barrier();
     int64_t t1 = timed ? now_ns() : 0;
     if (op.kind == kOpRmsNorm && i + 1 < spec_.ops.size() && can_fuse(op, spec_.ops[i + 1])) {
       run_norm_pack(op, spec_.ops[i + 1], thread);

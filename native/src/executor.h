@@ -211,9 +211,13 @@ class Executor {
   void plan_costs();
   bool plan_spans(CostClass& c, int64_t wanted);
   template <class Cost> void deal(CostClass& c, int64_t count, Cost cost);
+  bool is_split(const OpSpec& op) const { return costs_[cost_of_[&op - spec_.ops.data()]].is_split; }
   bool is_skipped(const OpSpec& op) const {
-    return (op.kind == kOpAttendMerge && !step_.has_partials) ||
-           (op.kind == kOpAttendRowsMerge && !costs_[cost_of_[&op - spec_.ops.data()]].is_split);
+    return op.kind == kOpAttendMerge ? !step_.has_partials : op.kind == kOpAttendRowsMerge && !is_split(op);
+  }
+  // Cut by spans, heads in a small step are met by threads that have not made them.
+  bool waits(const OpSpec& op) const {
+    return step_.few ? op.barrier_few || (op.kind == kOpAttendRows && is_split(op)) : op.barrier_many;
   }
   void run_ops(int thread);
   void run_op(const OpSpec& op, int thread);
@@ -241,7 +245,9 @@ class Executor {
   void run_store_state(const OpSpec& op, int thread);
   void run_store_window(const OpSpec& op, int thread);
   void run_attend_rows(const OpSpec& op, int thread);
-  void attend_tokens(const OpSpec& op, const CostClass& costs, int64_t begin, int64_t end, int thread);
+  void attend_tokens(const OpSpec& op, int64_t begin, int64_t end, int thread);
+  void attend_heads(const OpSpec& op, int64_t parts, int64_t begin, int64_t end, int thread);
+  void attend_unit(const OpSpec& op, const RowsUnit& unit, int thread);
   void attend_spans(const OpSpec& op, const CostClass& costs, int64_t begin, int64_t end, int thread);
   void run_attend_rows_merge(const OpSpec& op, int thread);
   void pack_rows(const OpSpec& op, const RowsUnit& unit, RowsWork& work, int thread);

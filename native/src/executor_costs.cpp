@@ -2,7 +2,6 @@
 //
 // Nothing here changes a bit: how a row's sum is formed depends on the row's place alone (executor_rows.cpp).
 #include <algorithm>
-#include <stdexcept>
 
 #include "executor.h"
 
@@ -11,7 +10,8 @@ namespace hotset {
 namespace {
 
 // Fewer items than this per thread and heads are dealt out too, in runs of at least kLeastHeads; where that is not
-// enough, a token's spans are, in runs of any number of heads. partial_floats in lower.py has both numbers.
+// enough (in a small step: not one run for every thread), a token's spans are, in runs of any number of heads.
+// partial_floats in lower.py has both numbers.
 constexpr int64_t kItemsPerThread = 4, kLeastHeads = 8;
 
 // A tile costs as much as this many query rows before the first row meets it.
@@ -21,12 +21,11 @@ constexpr int64_t kTileCost = 6;
 
 void Executor::plan_costs() {
   for (CostClass& c : costs_) {
-    if (step_.few && c.num_heads == 0) continue;  // all threads choose for every token
     const int64_t most_parts = std::max<int64_t>(1, c.num_heads / kLeastHeads);
     const int64_t wanted = kItemsPerThread * team_.size();
-    c.is_split = c.num_heads > 0 && (step_.few || step_.n * most_parts < wanted) && plan_spans(c, wanted);
-    if (c.is_split) continue;
-    if (step_.few) throw std::runtime_error("no room for attention partials");
+    const int64_t enough = step_.few ? team_.size() : wanted;
+    c.is_split = c.num_heads > 0 && step_.n * most_parts < enough && plan_spans(c, wanted);
+    if (c.is_split || step_.few) continue;
     c.parts = std::clamp<int64_t>(wanted / step_.n, 1, most_parts);
     deal(c, step_.n * c.parts, [&](int64_t item) {
       return kWindowCost + (c.ratio > 0 ? num_rows_seen(c.ratio, c.top_k, item / c.parts) : 0);

@@ -168,43 +168,57 @@ Executor::RowPlace Executor::window_row(const OpSpec& op, const Segment& seg, in
 }
 
 // Compressed rows are summed by spans of tiles (span_of_tile), the window is the last span, and spans merge in order,
-// whoever has summed which: a token's spans can be dealt to all threads, so that each row is expanded few times.
-// What shares a call never changes a bit: a row's partial results are formed per tile, and tiles lie at fixed places
-// (of 64 row numbers, 64 ranks of chosen rows, 64 positions).
+// whoever has summed which. What shares a call never changes a bit: a row's partial results are formed per tile, and
+// tiles lie at fixed places (of 64 row numbers, 64 ranks of chosen rows, 64 positions).
+//
+// In a small step a thread takes the heads that it has normed and turned, unless they are too few: then, as with many
+// tokens, items are dealt by cost.
 void Executor::run_attend_rows(const OpSpec& op, int thread) {
   const CostClass& costs = costs_[cost_of_[&op - spec_.ops.data()]];
+  if (step_.few && !costs.is_split) {
+    const auto [begin, end] = share(step_.n * op.num_heads, thread);
+    return attend_heads(op, op.num_heads, begin, end, thread);
+  }
   const auto range = [&](int owner) { return std::pair<int64_t, int64_t>(costs.start[owner], costs.start[owner + 1]); };
   claim(op, thread, range, [&](int, int64_t begin, int64_t end) {
-    costs.is_split ? attend_spans(op, costs, begin, end, thread) : attend_tokens(op, costs, begin, end, thread);
+    if (costs.is_split) return attend_spans(op, costs, begin, end, thread);
+    costs.parts > 1 ? attend_heads(op, costs.parts, begin, end, thread) : attend_tokens(op, begin, end, thread);
   });
 }
 
-// Items are tokens, or runs of a token's heads.
-void Executor::attend_tokens(const OpSpec& op, const CostClass& costs, int64_t begin, int64_t end, int thread) {
-  RowsWork work;
-  for (int64_t at = begin; at < end;) {
-    const int64_t t = at / costs.parts;
+void Executor::attend_tokens(const OpSpec& op, int64_t begin, int64_t end, int thread) {
+  for (int64_t t = begin; t < end;) {
     const Segment& seg = step_.segments[segment_of_[t]];
-    RowsUnit unit{&seg, t, 1, 0, op.num_heads};
-    if (costs.parts == 1) {
-      unit.num_tokens = static_cast<int32_t>(std::min({int64_t{op.unit_tokens}, end - t, seg.first + seg.count - t}));
-      at += unit.num_tokens;
-    } else {
-      const int64_t stop = std::min(end, (t + 1) * costs.parts);
-      unit.head = static_cast<int32_t>(op.num_heads * (at - t * costs.parts) / costs.parts);
-      unit.num_heads = static_cast<int32_t>(op.num_heads * (stop - t * costs.parts) / costs.parts) - unit.head;
-      at = stop;
-    }
-    pack_rows(op, unit, work, thread);
-    SpanSum sum(kernels_, work, op.head_dim);
-    attend_compressed(op, unit, work, 0, num_row_tiles(op.ratio, op.top_k, t + unit.num_tokens - 1), sum, thread);
-    attend_window(op, unit, work, sum.begin(), thread);
-    sum.end();
-    const float* sinks = weights_[op.weight].vector + unit.head;
-    for (int64_t r = 0; r < work.rows; ++r) {
-      kernels_->attend_finish_sink(work.total + r * (op.head_dim + 2), op.head_dim, sinks[r % unit.num_heads],
-                                   row(op.out, t + r / unit.num_heads, thread) + (unit.head + r % unit.num_heads) * op.head_dim);
-    }
+    const int64_t count = std::min({int64_t{op.unit_tokens}, end - t, seg.first + seg.count - t});
+    attend_unit(op, {&seg, t, static_cast<int32_t>(count), 0, op.num_heads}, thread);
+    t += count;
+  }
+}
+
+// Items are runs of a token's heads, `parts` of them.
+void Executor::attend_heads(const OpSpec& op, int64_t parts, int64_t begin, int64_t end, int thread) {
+  for (int64_t at = begin; at < end;) {
+    const int64_t t = at / parts, stop = std::min(end, (t + 1) * parts);
+    const int64_t head = op.num_heads * (at - t * parts) / parts, last = op.num_heads * (stop - t * parts) / parts;
+    const Segment& seg = step_.segments[segment_of_[t]];
+    attend_unit(op, {&seg, t, 1, static_cast<int32_t>(head), static_cast<int32_t>(last - head)}, thread);
+    at = stop;
+  }
+}
+
+void Executor::attend_unit(const OpSpec& op, const RowsUnit& unit, int thread) {
+  RowsWork work;
+  pack_rows(op, unit, work, thread);
+  SpanSum sum(kernels_, work, op.head_dim);
+  const int64_t tiles = num_row_tiles(op.ratio, op.top_k, unit.token + unit.num_tokens - 1);
+  attend_compressed(op, unit, work, 0, tiles, sum, thread);
+  attend_window(op, unit, work, sum.begin(), thread);
+  sum.end();
+  const float* sinks = weights_[op.weight].vector + unit.head;
+  for (int64_t r = 0; r < work.rows; ++r) {
+    const int64_t token = unit.token + r / unit.num_heads, head = r % unit.num_heads;
+    kernels_->attend_finish_sink(work.total + r * (op.head_dim + 2), op.head_dim, sinks[head],
+                                 row(op.out, token, thread) + (unit.head + head) * op.head_dim);
   }
 }
 

@@ -120,6 +120,6 @@ def partial_floats(program: p.Program, num_rows: int, context: int, num_threads:
         elif isinstance(op, p.AttendRows):
             seen = context // op.ratio if op.group else 0
             spans = row_spans(seen if op.chosen is None else min(seen, op.chosen.width)) + 1
-            cut = max(FEW_TOKENS, -(-ITEMS_PER_THREAD * num_threads // max(1, op.num_heads // LEAST_HEADS)))
+            cut = -(-ITEMS_PER_THREAD * num_threads // max(1, op.num_heads // LEAST_HEADS))
             most = max(most, cut * spans * op.num_heads * (op.head_dim + 2))
     return most

@@ -22,6 +22,11 @@ Access = tuple[object, bool, Share]
 """(memory, is_write, share); memory is a slot, or the name of cache rows, a ring or a scratch."""
 
 
+SKIPPED = frozenset({"attend_merge", "attend_rows_merge"})
+"""A merge is skipped when nothing was cut by spans, and its barrier with it: what came before it still counts for what
+comes after it."""
+
+
 class _Touch:
     """Accesses to the buffers of one op, in steps of few tokens or of many."""
 
@@ -120,11 +125,14 @@ def _row_accesses(at: _Touch, op: NativeOp, cache: object) -> list[Access]:
         case "index_merge":
             return [("candidates", False, ANY), at.whole(op.out, True)] if at.few else []
         case "attend_rows":
-            # A small step is always cut by spans, one of many tokens only if these are too few for the threads.
-            outs = [("partials", True, ANY), *([] if at.few else [at.whole(op.out, True)])]
+            # In a small step a thread has the heads that it has normed and turned, or where they are cut by spans the
+            # executor waits before it; with many tokens, tokens by cost.
+            q, out = (at.heads(b, op.num_heads, b == op.out) for b in (op.x, op.out))
+            if not at.few:
+                q, out = at.whole(op.x), at.whole(op.out, True)
             chosen = [] if op.y < 0 else [at.whole(op.y)]
             rows = [] if op.ratio == 0 else [(cache, False, ANY)]
-            return [at.whole(op.x), *outs, *chosen, at.whole(op.z), (ring, False, ANY), *rows]
+            return [q, out, ("partials", True, ANY), *chosen, at.whole(op.z), (ring, False, ANY), *rows]
         case "attend_rows_merge":
             return [("partials", False, ANY), at.heads(op.out, op.num_heads, True)]
     if op.kind in PLANNED_KINDS:
@@ -170,7 +178,9 @@ def order_ops(low: Lowered) -> list[int]:
     while ready:
         index = next((i for i in sorted(ready) if not _conflict(accesses[i], since)), -1)
         if index < 0:
-            index, since, phase = min(ready), {}, phase + 1
+            index = min(ready)
+            if low.ops[index].kind not in SKIPPED:
+                since, phase = {}, phase + 1
         ready.remove(index)
         _note(accesses[index], since)
         order.append(index)
@@ -267,9 +277,7 @@ def place_barriers(low: Lowered, few: bool) -> None:
             op.barrier_few = conflict
         else:
             op.barrier_many = conflict
-        # A merge is skipped when nothing was cut by spans, and its barrier with it, so what came before it still counts
-        # for what comes after it.
-        if conflict and not (op.kind == "attend_merge" or (op.kind == "attend_rows_merge" and not few)):
+        if conflict and op.kind not in SKIPPED:
             since = {}
         _note(accesses, since)
 

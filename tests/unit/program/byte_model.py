@@ -273,9 +273,10 @@ def errors(low: Lowered, case: Case, dropped: int = -1, model: type[ByteModel] =
     for index, op in enumerate(low.ops):
         if op.kind == "attend_merge" and not case.is_merged:
             continue
-        if op.kind == "attend_rows_merge" and not (case.is_merged or case.is_few):
+        if op.kind == "attend_rows_merge" and not case.is_merged:
             continue
-        if (op.barrier_few if case.is_few else op.barrier_many) and index != dropped:
+        is_cut = case.is_few and case.is_merged and op.kind == "attend_rows"  # the executor's own barrier
+        if is_cut or ((op.barrier_few if case.is_few else op.barrier_many) and index != dropped):
             for memory in memories.values():
                 memory.touched[:] = 0
                 memory.written[:] = 0

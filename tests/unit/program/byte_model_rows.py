@@ -95,10 +95,10 @@ class RowsModel(ByteModel):
         if op.kind == "index_merge" and not self.case.is_few:
             return []
         case, is_attention = self.case, op.kind == "attend_rows"
-        if op.kind in ANY_THREAD and (is_attention or not case.is_few):
+        if op.kind in ANY_THREAD and (not case.is_few or (is_attention and case.is_merged)):
             self.num_ops += 1
             touches = [touch for t in range(case.threads) for touch in self.inputs(op, t, np.arange(case.num_tokens))]
-            if is_attention and (case.is_few or case.is_merged):
+            if is_attention and case.is_merged:
                 touches.append(Touch("partials", self.anyone(), True, np.arange(4)))
             if not case.is_few:
                 touches.append(Touch(self.memory(op.out, 0), self.anyone(), True, self.all_rows(op.out), op.out))
@@ -106,7 +106,7 @@ class RowsModel(ByteModel):
         return super().touches(op)
 
     def inputs(self, op: NativeOp, thread: int, tokens: Indices) -> list[Touch]:
-        """What index_select and attend_rows read for these tokens."""
+        """What index_select and attend_rows read for these tokens, but for heads that a thread of a small step has."""
         out = []
         if op.ratio and len(tokens):
             most = max(self.seen(op, int(t)) for t in tokens)
@@ -117,7 +117,9 @@ class RowsModel(ByteModel):
             out.append(Touch("frontier", thread, False, self.ring_rows(op, old)))
             rows = [op.z] if op.y < 0 else [op.z, op.y]
             out += [Touch(self.memory(b, thread), thread, False, self.all_rows(b), b) for b in rows]
-        return [*out, Touch(self.memory(op.x, thread), thread, False, self.all_rows(op.x), op.x)]
+        if op.kind == "index_select" or not self.case.is_few or self.case.is_merged:
+            out.append(Touch(self.memory(op.x, thread), thread, False, self.all_rows(op.x), op.x))
+        return out
 
     def of_thread(self, op: NativeOp, thread: int) -> list[Touch]:
         def read(b: int, units: Units) -> Touch:
@@ -131,7 +133,7 @@ class RowsModel(ByteModel):
                 return self.row_wise(op, thread, read, write)
             case "compress" | "store_state" | "store_window":
                 return self.storing(op, thread, read)
-            case "index_select" | "index_merge" | "attend_rows_merge":
+            case "index_select" | "index_merge" | "attend_rows" | "attend_rows_merge":
                 return self.choosing(op, thread, read, write)
             case "pair_order" | "pack_pairs" | "expert_gated" | "expert_down":
                 return self.experts(op, thread, read, write)
@@ -196,8 +198,11 @@ class RowsModel(ByteModel):
             return [*self.inputs(op, thread, tokens), Touch("candidates", thread, True, own)]
         items = share(case.num_tokens * op.num_heads, thread, case.threads)
         t, h = np.divmod(items, op.num_heads)
-        sums = Touch("partials", thread, False, np.arange(4 if len(items) else 0))
-        return [sums, write(op.out, self.heads(op.out, t, h * op.head_dim, op.head_dim))]
+        out = write(op.out, self.heads(op.out, t, h * op.head_dim, op.head_dim))
+        if op.kind == "attend_rows_merge":
+            return [Touch("partials", thread, False, np.arange(4 if len(items) else 0)), out]
+        q = read(op.x, self.heads(op.x, t, h * op.head_dim, op.head_dim))
+        return [q, *self.inputs(op, thread, np.unique(t)), out]
 
     def experts(self, op: NativeOp, thread: int, read: Access, write: Access) -> list[Touch]:
         case, pairs = self.case, self.pairs(op)

@@ -38,7 +38,7 @@ CASES = [
         (33, (8, 32), 0), (48, (), 230),
     )
     if threads in (2, 3) or n in (1, 2, 33)
-    for is_merged in ((False, True) if n in (3, 7) else (False,))
+    for is_merged in ((False, True) if n in (1, 2, 3, 7) else (False,))
 ]  # fmt: skip
 
 
@@ -117,11 +117,15 @@ def test_every_barrier_is_needed(name: str, is_few: bool) -> None:
             assert any(found(low, case, index) for case in cases), (index, op.kind)
 
 
-@pytest.mark.parametrize(("ratio", "most"), [(0, 12), (128, 12), (4, 12)])
+@pytest.mark.parametrize(("ratio", "most"), [(0, 10), (128, 10), (4, 11)])
 def test_barriers_of_a_layer_in_a_small_step(ratio: int, most: int) -> None:
-    """The program may list ops as they read best; lowering moves those forward that need no barrier."""
+    """The program may list ops as they read best; lowering moves those forward that need no barrier. A merge runs only
+    when a token is cut by spans."""
     counts = [
-        sum(op.barrier_few for op in lower(*program_of((ratio,) * layers), MAX_TOKENS, MAX_OUTPUTS).ops)
+        sum(
+            op.barrier_few and op.kind != "attend_rows_merge"
+            for op in lower(*program_of((ratio,) * layers), MAX_TOKENS, MAX_OUTPUTS).ops
+        )
         for layers in (2, 3)
     ]
     assert counts[1] - counts[0] == most
