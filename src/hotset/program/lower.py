@@ -120,6 +120,16 @@ def partial_floats(program: p.Program, num_rows: int, context: int, num_threads:
         elif isinstance(op, p.AttendRows):
             seen = context // op.ratio if op.group else 0
             spans = row_spans(seen if op.chosen is None else min(seen, op.chosen.width)) + 1
-            cut = -(-ITEMS_PER_THREAD * num_threads // max(1, op.num_heads // LEAST_HEADS))
-            most = max(most, cut * spans * op.num_heads * (op.head_dim + 2))
+            most = max(most, _most_cut(op.num_heads, num_threads) * spans * op.num_heads * (op.head_dim + 2))
     return most
+
+
+def _most_cut(num_heads: int, num_threads: int) -> int:
+    """Tokens of the largest step that is cut by spans."""
+    parts = max(1, num_heads // LEAST_HEADS)
+
+    def is_cut(num_tokens: int) -> bool:
+        wanted = 1 if num_tokens <= FEW_TOKENS else ITEMS_PER_THREAD
+        return num_tokens * parts < wanted * num_threads
+
+    return max((n for n in range(1, ITEMS_PER_THREAD * num_threads) if is_cut(n)), default=0)
