@@ -77,12 +77,14 @@ void Executor::step(const int32_t* tokens, int64_t num_tokens, const std::vector
   }
   plan_attention();
   plan_costs();
-  for (const OpSpec& op : spec_.ops) {
-    for (int t = 0; t < team_.size() && (op.is_lent || !step_.few); ++t) {
-      claimed_of(op, t).store(0, std::memory_order_relaxed);
+  team_.run([this](int thread) {
+    // Each thread its own: one for all would fetch the lines of every core.
+    for (const OpSpec& op : spec_.ops) {
+      if (op.is_lent || !step_.few) claimed_of(op, thread).store(0, std::memory_order_relaxed);
     }
-  }
-  team_.run([this](int thread) { run_ops(thread); });
+    team_.barrier();
+    run_ops(thread);
+  });
 }
 
 // Kernels find a block by its number times its size: with several nodes the numbers are those of slots.

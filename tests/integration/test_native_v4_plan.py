@@ -16,12 +16,14 @@ from helpers import plan_of, random_tokens, team, tiny, write_gguf
 import hotset
 from hotset.api import Described
 from hotset.chat.random_tokenizer import byte_tokenizer
+from hotset.engine.batch import Segment, StepBatch
 from hotset.engine.native import NativeExecutor
 from hotset.errors import CheckpointError, InternalError, RequestError
 from hotset.machine.native import available_isas
 from hotset.plan.budget import Wish, make_plan
-from hotset.program.cache import frontier_bytes
+from hotset.program.cache import frontier_bytes, num_blocks
 from hotset.program.lower import lower, partial_floats
+from hotset.program.lower_types import FEW_TOKENS
 from hotset.program.program import AttendRows
 
 MODELS = {
@@ -104,6 +106,22 @@ def test_partial_sums_grow_by_four_spans_per_doubling_of_the_context() -> None:
     row = op.num_heads * (op.head_dim + 2)
     assert floats[1] - floats[0] == floats[2] - floats[1] == floats[0] // (17 * row) * 4 * row
     assert floats[0] == floats[0] // (17 * row) * 17 * row  # 64 tiles of 64 rows of 128 tokens, and the window
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_partials_are_planned_for_exactly_the_steps_that_are_cut(tmp_path: Path, threads: int) -> None:
+    """Too little room and the executor would quietly cut by heads; too much is memory that nothing uses."""
+    d, context = v4_described(tmp_path, MODELS["official"]), 512
+    with d.checkpoint:
+        executor = v4_native(d, threads, context=context, chunk=64)
+        for count in range(1, 4 * threads + 2):
+            executor.profile(True)
+            blocks = np.arange(num_blocks(context), dtype=np.int32)
+            segment = Segment(0, count, context - count, blocks)
+            executor.step(StepBatch(np.arange(count, dtype=np.int32), [segment], np.array([0], np.int32)))
+            has_merged = any(ns for kind, ns, _ in executor.op_times() if kind == "attend_rows_merge")
+            # Fewer than eight heads are one run: enough for the threads are as many tokens, or four times as many.
+            assert has_merged == (count < (threads if count <= FEW_TOKENS else 4 * threads)), count
 
 
 def test_nothing_of_a_token_survives_a_layer() -> None:
