@@ -290,9 +290,9 @@ def mark_lent(low: Lowered) -> None:
     """Mark the products of small steps whose columns threads may take from each other (``lend`` in C++).
 
     The last product before each barrier, if no other op since the barrier before it touches the memory that it writes:
-    then nothing relies on who makes a column.
+    then nothing relies on who makes a column. Barriers that may be skipped do not count.
     """
-    starts = [i for i, op in enumerate(low.ops) if op.barrier_few]
+    starts = [i for i, op in enumerate(low.ops) if op.barrier_few and op.kind not in SKIPPED]
     for begin, end in pairwise([0, *starts, len(low.ops)]):
         touches = [_accesses(low, op, True) for op in low.ops[begin:end]]
         last = next((i for i in reversed(range(end - begin)) if low.ops[begin + i].kind in LENDING), -1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -15,7 +16,8 @@ from hotset.models.spec import with_cache_format
 from hotset.program import lower_order
 from hotset.program.builder import Builder
 from hotset.program.cache import CacheGroup
-from hotset.program.lower import FEW_TOKENS, Lowered, NativeOp, lower
+from hotset.program.lower import FEW_TOKENS, Lowered, NativeBuffer, NativeOp, NativeWeight, lower
+from hotset.program.lower_order import mark_lent
 
 MAX_TOKENS, MAX_OUTPUTS = 40, 6
 
@@ -73,6 +75,22 @@ def test_what_came_before_a_merge_that_was_skipped_still_counts() -> None:
         assert errors(low, case) == [], case
     index = next(i for i, op in enumerate(low.ops) if op.kind == "attend_merge") + 1
     assert low.ops[index].barrier_few and low.ops[index].barrier_many
+
+
+def test_columns_are_not_lent_over_a_barrier_that_may_be_skipped() -> None:
+    """The second product adds to columns of the first: with the merge between them skipped, who made them matters."""
+    made = NativeOp("linear", x=0, out=1, weight=0)
+    merge = NativeOp("attend_merge", out=2, barrier_few=True)
+    low = Lowered(
+        [made, merge, replace(made, add=True), NativeOp("pack", x=1, out=3, barrier_few=True)],
+        [NativeBuffer(64, False, slot=slot) for slot in range(4)],
+        [NativeWeight("w", "Q8_0", 64, 64)],
+    )
+    mark_lent(low)
+    assert not any(op.is_lent for op in low.ops)
+    low.ops[1] = NativeOp("rms_norm", x=2, out=2, barrier_few=True)
+    mark_lent(low)
+    assert [op.is_lent for op in low.ops] == [True, False, True, False]
 
 
 @pytest.mark.parametrize("name", [*MODELS, "mixed"])
