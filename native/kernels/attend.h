@@ -157,24 +157,35 @@ struct Merge {
   int32_t is_seen, is_new;
 };
 
-// Merges m and l; the caller lets o follow. A part without visible keys (l == 0) leaves acc as it is.
-inline Merge begin_merge(float* acc, float m_part, float l_part) {
-  if (l_part == 0.0f) return {1.0f, 0.0f, 0, 0};
-  if (acc[1] == 0.0f) {
-    acc[0] = m_part, acc[1] = l_part;
-    return {0.0f, 1.0f, 1, 1};
+// Merges m and l of up to sixteen parts into accumulators `ld` floats apart; the caller lets o follow. A part without
+// visible keys (l == 0) leaves its accumulator as it is.
+inline void begin_merges(float* acc, int64_t ld, int count, const float* m_part, const float* l_part, Merge* merges) {
+  alignas(64) float kept[16] = {}, added[16] = {};
+  for (int i = 0; i < count; ++i) {
+    const float m = acc[i * ld] > m_part[i] ? acc[i * ld] : m_part[i];
+    if (acc[i * ld + 1] != 0.0f && l_part[i] != 0.0f) kept[i] = acc[i * ld] - m, added[i] = m_part[i] - m;
   }
-  const float m = acc[0] > m_part ? acc[0] : m_part;
-  alignas(64) float e[16] = {acc[0] - m, m_part - m};
-  f32_store(e, exp16(f32_load(e)));
-  acc[0] = m;
-  acc[1] = acc[1] * e[0] + l_part * e[1];
-  return {e[0], e[1], 1, 0};
+  f32_store(kept, exp16(f32_load(kept)));
+  f32_store(added, exp16(f32_load(added)));
+  for (int i = 0; i < count; ++i) {
+    float *const m = acc + i * ld, *const l = m + 1;
+    if (l_part[i] == 0.0f) {
+      merges[i] = {1.0f, 0.0f, 0, 0};
+    } else if (*l == 0.0f) {
+      *m = m_part[i], *l = l_part[i];
+      merges[i] = {0.0f, 1.0f, 1, 1};
+    } else {
+      *m = *m > m_part[i] ? *m : m_part[i];
+      *l = *l * kept[i] + l_part[i] * added[i];
+      merges[i] = {kept[i], added[i], 1, 0};
+    }
+  }
 }
 
 // acc = (m, l, o[dim]) merged with a part.
 inline void merge_part(float* acc, float m_part, float l_part, const float* o_part, int32_t dim) {
-  const Merge merge = begin_merge(acc, m_part, l_part);
+  Merge merge;
+  begin_merges(acc, 0, 1, &m_part, &l_part, &merge);
   if (!merge.is_seen) return;
   const f32x16 kept = f32_splat(merge.kept), added = f32_splat(merge.added);
   for (int32_t i = 0; i < dim; i += 16) {

@@ -204,10 +204,10 @@ HOTSET_INLINE f32x16 common_scores(const CommonTile& tile, int64_t groups, const
     u8x64 w[8];
 #pragma GCC unroll 8
     for (int g = 0; g < 8; ++g) w[g] = u8_load(tile.w[b][g]);
-#pragma GCC unroll 16
-    for (int h = 0; h < kHeads; ++h)
 #pragma GCC unroll 8
-      for (int g = 0; g < 8; ++g) acc[h] = i32_dot<2 * kE2m1ScaledOffset>(acc[h], w[g], q + 32 * h + 4 * g);
+    for (int g = 0; g < 8; ++g)
+#pragma GCC unroll 16
+      for (int h = 0; h < kHeads; ++h) acc[h] = i32_dot<2 * kE2m1ScaledOffset>(acc[h], w[g], q + 32 * h + 4 * g);
   }
 #pragma GCC unroll 16
   for (int h = 0; h < kHeads; ++h)
@@ -217,39 +217,40 @@ HOTSET_INLINE f32x16 common_scores(const CommonTile& tile, int64_t groups, const
 
 constexpr int64_t kMostCommonHeads = 128;
 
-template <IndexKind kKind>
-void index_scores(const uint8_t* tiles, int64_t num_tiles, int64_t k, const Act& act, int64_t num_heads,
-                  const float* weights, const uint8_t* next, float* scores) {
-  const int64_t bytes = index_tile_bytes(kKind, k);
-  const int64_t groups = k / 32;
+template <IndexKind kKind> void index_scores(const IndexArgs& a) {
+  const int64_t k = a.width, num_heads = a.num_heads, bytes = index_tile_bytes(kKind, k), groups = k / 32;
   CommonTile common;
   CommonHeads heads[kMostCommonHeads / 16];
   bool is_common = kKind == IndexKind::kMXFP4 && kHasScaledLookup && num_heads % 16 == 0 && num_heads <= kMostCommonHeads && groups <= kMostIndexGroups;
-  for (int64_t h = 0; is_common && h < num_heads; h += 16) is_common = common_heads(act, h, groups, weights, &heads[h / 16]);
-  for (int64_t i = 0; i < num_tiles; ++i, tiles += bytes, scores += 16) {
-    // A few lines at a time: hardware prefetchers start anew in each block, and all at once would stall.
-    for (int64_t at = 0; next != nullptr && at < bytes; at += 64) __builtin_prefetch(next + i * bytes + at);
+  for (int64_t h = 0; is_common && h < num_heads; h += 16)
+    is_common = common_heads(*a.act, h, groups, a.weights, &heads[h / 16]);
+  for (int64_t i = 0; i < a.num_tiles; ++i) {
+    const int64_t run = i / a.tiles_per_run, offset = i % a.tiles_per_run * bytes;
+    const uint8_t *tile = a.runs[run] + offset, *next = a.runs[run + 1];
+    float* scores = a.scores + 16 * i;
+    // A few lines at a time: hardware prefetchers start anew in each run, and all at once would stall.
+    for (int64_t at = 0; next != nullptr && at < bytes; at += 64) __builtin_prefetch(next + offset + at);
     f32x16 sum = f32_zero();
-    if (is_common && common_tile(tiles, groups, &common)) {
+    if (is_common && common_tile(tile, groups, &common)) {
       for (int64_t h = 0; h < num_heads; h += 16)
-        sum = common_scores(common, groups, act.q + h * k, heads[h / 16], sum);
+        sum = common_scores(common, groups, a.act->q + h * k, heads[h / 16], sum);
       f32_store(scores, f32_mul(sum, mx_scales(common.scales)));
       continue;
     }
     for (int64_t h = 0; h < num_heads;) {
       const int size = group_size(num_heads - h);
       switch (size) {
-        case 16: sum = index_heads<kKind, 16>(tiles, k, act, h, weights, sum); break;
-        case 8: sum = index_heads<kKind, 8>(tiles, k, act, h, weights, sum); break;
-        case 4: sum = index_heads<kKind, 4>(tiles, k, act, h, weights, sum); break;
-        case 2: sum = index_heads<kKind, 2>(tiles, k, act, h, weights, sum); break;
-        default: sum = index_heads<kKind, 1>(tiles, k, act, h, weights, sum);
+        case 16: sum = index_heads<kKind, 16>(tile, k, *a.act, h, a.weights, sum); break;
+        case 8: sum = index_heads<kKind, 8>(tile, k, *a.act, h, a.weights, sum); break;
+        case 4: sum = index_heads<kKind, 4>(tile, k, *a.act, h, a.weights, sum); break;
+        case 2: sum = index_heads<kKind, 2>(tile, k, *a.act, h, a.weights, sum); break;
+        default: sum = index_heads<kKind, 1>(tile, k, *a.act, h, a.weights, sum);
       }
       h += size;
     }
     // A power of two: the same bits as with every product scaled.
     if constexpr (kKind == IndexKind::kFP8)
-      sum = f32_mul(sum, f32_load(reinterpret_cast<const float*>(tiles + kTileRows * k)));
+      sum = f32_mul(sum, f32_load(reinterpret_cast<const float*>(tile + kTileRows * k)));
     f32_store(scores, sum);
   }
 }

@@ -102,28 +102,32 @@ void value_piece(const uint16_t* p, const uint16_t* values, int first, int last,
   for (; c < count; c += 16) value_vectors<R, 1>(p, values + 2 * c, steps, merges, acc + c, ld);
 }
 
-// Scores to BF16 weights exp(s - m), over the scores, for rows [first, last) and zero for the others; m and l to `ml`.
-inline void tile_softmax(float* s, int first, int last, float* ml) {
-  constexpr int kVectors = kTileKeys / 16;
+// The largest score of rows [first, last), minus infinity for none; the scores of others become that.
+inline float tile_top(float* s, int first, int last) {
   const f32x16 low = f32_splat(-INFINITY);
-  f32x16 seen[kVectors], top = low, sum = f32_zero();
-  for (int i = 0; i < kVectors; ++i) {
-    seen[i] = f32_first(first - 16 * i, low, f32_first(last - 16 * i, f32_load(s + 16 * i), low));
-    top = f32_max(top, seen[i]);
+  f32x16 top = low;
+  for (int i = 0; i < kTileKeys; i += 16) {
+    const f32x16 seen = f32_first(first - i, low, f32_first(last - i, f32_load(s + i), low));
+    f32_store(s + i, seen);
+    top = f32_max(top, seen);
   }
+  return f32_max_lanes(top);
+}
+
+// Scores to BF16 weights exp(s - top), over the scores; returns their sum before rounding. All zero if nothing is seen.
+inline float tile_weights(float* s, float top) {
   uint16_t* weights = reinterpret_cast<uint16_t*>(s);
-  ml[0] = f32_max_lanes(top), ml[1] = 0.0f;
-  if (first >= last) {
+  if (top == -INFINITY) {
     std::memset(weights, 0, 2 * kTileKeys);
-    return;
+    return 0.0f;
   }
-  const f32x16 shift = f32_splat(ml[0]);
-  for (int i = 0; i < kVectors; ++i) {
-    const f32x16 weight = exp16(f32_sub(seen[i], shift));  // exactly 0 where nothing is seen
-    bf16_store(weights + 16 * i, weight);
+  f32x16 sum = f32_zero();
+  for (int i = 0; i < kTileKeys; i += 16) {
+    const f32x16 weight = exp16(f32_sub(f32_load(s + i), f32_splat(top)));  // exactly 0 where nothing is seen
+    bf16_store(weights + i, weight);
     sum = f32_add(sum, weight);
   }
-  ml[1] = f32_sum_lanes(sum);
+  return f32_sum_lanes(sum);
 }
 
 // Calls work<R>(first row, R) for groups of kQueryRows rows and the smaller last one.
@@ -170,10 +174,14 @@ template <RowKind kKind> void attend_tile(const TileAttendArgs& a) {
                           scores + row * kTileKeys);
     });
   }
-  for (int32_t r = 0; r < a.num_rows; ++r) {
-    float ml[2];
-    tile_softmax(scores + r * kTileKeys, a.first[range(r)], a.last[range(r)], ml);
-    merges[r] = begin_merge(a.acc + r * ld, ml[0], ml[1]);
+  // Step by step for sixteen rows: each is a chain of operations that wait for one another, those of other rows do not.
+  for (int32_t r0 = 0; r0 < a.num_rows; r0 += 16) {
+    const int32_t count = a.num_rows - r0 < 16 ? a.num_rows - r0 : 16;
+    float top[16], sum[16];
+    for (int32_t i = 0; i < count; ++i)
+      top[i] = tile_top(scores + (r0 + i) * kTileKeys, a.first[range(r0 + i)], a.last[range(r0 + i)]);
+    for (int32_t i = 0; i < count; ++i) sum[i] = tile_weights(scores + (r0 + i) * kTileKeys, top[i]);
+    begin_merges(a.acc + r0 * ld, ld, count, top, sum, merges + r0);
   }
   for (int32_t c = 0, end; c < a.dim; c = end) {
     end = piece_end(c, a.dim, a.plain);

@@ -38,10 +38,7 @@ struct KernelTable {
   void (*store_index_row[kNumIndexKinds])(const float* x, int32_t width, uint8_t* tile, int32_t lane);
   // Row t (a head) of n, packed as index_act of the kind says.
   void (*pack_index_query[kNumIndexKinds])(const float* x, int64_t k, int64_t n, int64_t t, const Act& act);
-  // scores[16 num_tiles] = sum over heads of weights[h] max(0, dot), heads in order.
-  // `next`: tiles to be read after these, or null.
-  void (*index_scores[kNumIndexKinds])(const uint8_t* tiles, int64_t num_tiles, int64_t k, const Act& act,
-                                       int64_t num_heads, const float* weights, const uint8_t* next, float* scores);
+  void (*index_scores[kNumIndexKinds])(const IndexArgs&);
   // Writes the scores from `threshold` up, in order, with first_index + their place; returns how many.
   int64_t (*select_above)(const float* scores, int64_t n, float threshold, int32_t first_index, float* out_scores,
                           int32_t* out_index);

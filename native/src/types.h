@@ -163,6 +163,15 @@ inline int64_t index_tile_bytes(IndexKind kind, int64_t width) {
   return tile_bytes(kind == IndexKind::kMXFP4 ? kMXFP4 : kBF16, width);
 }
 
+// Scores of one token and tiles of index rows, which lie in runs of `tiles_per_run`.
+struct IndexArgs {
+  const uint8_t* const* runs;  // what comes after the last one follows it, or null
+  int64_t tiles_per_run, num_tiles, width, num_heads;
+  const Act* act;
+  const float* weights;  // [num_heads]
+  float* scores;         // [16 num_tiles]: sums over heads, in order, of weights[h] max(0, dot)
+};
+
 struct CompressArgs {  // [num_tokens] rows of `width` floats; a token that does not exist is left out
   const float* const* k;
   const float* const* g;

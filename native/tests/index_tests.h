@@ -117,7 +117,10 @@ struct IndexCase {
     // Integer products are exact but for a few roundings per 32 channels.
     const double roundings = static_cast<double>(kind == IndexKind::kMXFP4 ? 16 : width + num_heads + 2);
     std::vector<float> scores(16 * num_tiles), apart = scores;
-    kernels.index_scores[at()](tiles.data(), num_tiles, width, act, num_heads, weights.data(), nullptr, scores.data());
+    const auto score = [&](const std::vector<const uint8_t*>& runs, int64_t per_run, int64_t count, float* out) {
+      kernels.index_scores[at()]({runs.data(), per_run, count, width, num_heads, &act, weights.data(), out});
+    };
+    score({tiles.data(), nullptr}, num_tiles, num_tiles, scores.data());
     test.hash(scores.data(), 16 * num_tiles);
     for (int64_t r = 0; r < num_rows; ++r) {
       double want = 0, size = 0;
@@ -131,11 +134,21 @@ struct IndexCase {
       test.expect(test.is_near(scores[r] - want, roundings * 0x1p-24 * size + 1e-37, size + 1e-30),
                   "%ld rows, %ld heads, row %ld: %.9g, judge %.9g", num_rows, num_heads, r, scores[r], want);
     }
-    for (int64_t t = 0; t < num_tiles; ++t) {
-      kernels.index_scores[at()](tiles.data() + t * tile_bytes(), 1, width, act, num_heads, weights.data(), nullptr,
-                                 apart.data() + 16 * t);
-    }
+    for (int64_t t = 0; t < num_tiles; ++t) score({tiles.data() + t * tile_bytes(), nullptr}, 1, 1, apart.data() + 16 * t);
     test.expect(same_bits(scores.data(), apart.data(), 16 * num_tiles), "%ld rows: tiles one by one differ", num_rows);
+    for (int64_t per_run : {1, 2}) {
+      std::vector<const uint8_t*> runs;  // in another order than that of their addresses
+      std::vector<uint8_t> copies(tiles.size() + per_run * tile_bytes());
+      for (int64_t t = 0; t < num_tiles; t += per_run) {
+        const int64_t count = std::min(per_run, num_tiles - t);
+        uint8_t* copy = copies.data() + (num_tiles - t - count) * tile_bytes();
+        std::memcpy(copy, tiles.data() + t * tile_bytes(), count * tile_bytes());
+        runs.push_back(copy);
+      }
+      runs.push_back(nullptr);
+      score(runs, per_run, num_tiles, apart.data());
+      test.expect(same_bits(scores.data(), apart.data(), 16 * num_tiles), "%ld rows: runs of %ld differ", num_rows, per_run);
+    }
   }
 };
 
@@ -178,13 +191,15 @@ inline void test_common_scales(Tests& tests, const KernelTable& kernels) {
       kernels.store_index_row[mx](x.data(), kWidth, tile.data(), r);
     }
     std::vector<float> alike(16), apart(16);
-    kernels.index_scores[mx](tile.data(), 1, kWidth, act, kHeads, weights.data(), nullptr, alike.data());
+    const uint8_t* runs[] = {tile.data(), nullptr};
+    kernels.index_scores[mx]({runs, 1, 1, kWidth, kHeads, &act, weights.data(), alike.data()});
     test.hash(alike.data(), 16);
     const int32_t odd = trial % 16;
     std::vector<float> x(kWidth, 0.0f);
     x[0] = 1e6f, x[40] = 1e-3f;
     kernels.store_index_row[mx](x.data(), kWidth, tile.data(), odd);
-    kernels.index_scores[mx](tile.data(), 1, kWidth, act, kHeads, weights.data(), tile.data(), apart.data());
+    runs[1] = tile.data();
+    kernels.index_scores[mx]({runs, 1, 1, kWidth, kHeads, &act, weights.data(), apart.data()});
     for (int32_t r = 0; r < 16; ++r)
       test.expect(r == odd || same_bits(&alike[r], &apart[r], 1), "trial %d row %d: %.9g and %.9g", trial, r, alike[r],
                   apart[r]);
