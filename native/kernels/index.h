@@ -145,50 +145,85 @@ HOTSET_INLINE f32x16 index_heads(const uint8_t* tile, int64_t k, const Act& act,
 // of 64 entries makes it so. A product is then one sum of integers. It has the bits of the sum by groups of 32, in which
 // nothing is rounded either: a product is less than 2^24 units.
 
+//
+// Where scales lie closer still, half of the products is saved: of channels e, o of a row and e', o' of a head
+//
+//     e e' + o o' = (e + o') (o + e') - e o - e' o'
+//
+// (Winograd 1968), where the last two are of the row or the head alone. The sums fit bytes.
+
 constexpr int64_t kMostIndexGroups = 8;
+constexpr int kPairSpread = kE2m1Spread - 1;  // of scales, so that a number of a row and one of a head can be added
 
-// Sixteen heads whose scales are common: the sums start at `terms`, a head's weight times its scale is `weights`.
-struct CommonHeads {
-  alignas(64) int32_t terms[16];
-  alignas(64) float weights[16];
-};
-
-inline bool common_heads(const Act& act, int64_t first, int64_t groups, const float* weights, CommonHeads* out) {
-  const float* d = act.d + first * groups;
-  const int32_t* terms = act.terms + first * groups;
+// Heads [first, first + 16): whether their scales are common, and, in `largest`, the largest of what `largest` was and
+// their numbers.
+inline bool common_heads(const IndexHeads& heads, int64_t first, CommonHeads* out, int* largest) {
+  const int64_t k = heads.width, groups = k / 32;
+  const float* d = heads.act.d + first * groups;
+  const int32_t* terms = heads.act.terms + first * groups;
+  const int8_t* q = heads.act.q + first * k;
   bool is_common = true;
-  std::memset(out->terms, 0, sizeof out->terms);
+  *out = {};
   for (int64_t b = 0; b < groups; ++b, terms += 16) {
     is_common &= std::memcmp(d, d + 16 * b, 16 * sizeof(float)) == 0;
-    for (int h = 0; h < 16; ++h) out->terms[h] += terms[h] * (kE2m1ScaledOffset / kE2m1Offset);
+    for (int h = 0; h < 16; ++h, q += 32) {
+      out->terms[h] += terms[h] * (kE2m1ScaledOffset / kE2m1Offset);
+      int32_t product = 0, most = *largest;
+      for (int i = 0; i < 16; ++i) product += q[i] * (q[16 + i] + kE2m1ScaledOffset);
+      for (int i = 0; i < 32; ++i) most = std::abs(q[i]) > most ? std::abs(q[i]) : most;
+      out->pair_terms[h] -= product;
+      *largest = most;
+    }
   }
   for (int h = 0; h < 16; ++h) {
-    out->weights[h] = weights[first + h] * d[h];
+    out->weights[h] = heads.weights[first + h] * d[h];
     is_common &= d[h] > 0x1p-60f && d[h] < 0x1p60f;  // far from where a product leaves the range of floats
   }
   return is_common;
 }
 
-// A tile whose rows' scales are close together, expanded, and the smallest scale of each row.
+template <IndexKind kKind> void prepare_index_heads(IndexHeads& heads) {
+  heads.is_common = kKind == IndexKind::kMXFP4 && kHasScaledLookup && heads.num_heads % 16 == 0 &&
+                    heads.num_heads <= kMostCommonHeads && heads.width <= 32 * kMostIndexGroups;
+  int largest = 0;
+  for (int64_t h = 0; heads.is_common && h < heads.num_heads; h += 16)
+    heads.is_common = common_heads(heads, h, &heads.common[h / 16], &largest);
+  heads.is_paired = heads.is_common && largest <= kE2m1Offset << kPairSpread;
+}
+
+// A tile whose rows' scales are close together, expanded, and the smallest scale of each row. In pairs: the numbers of
+// second channels without the offset, and what sums of products have too much.
 struct CommonTile {
   alignas(64) uint8_t w[kMostIndexGroups][8][64];
   alignas(64) uint8_t scales[16];
+  i32x16 pair_terms;
+  bool is_paired;
 };
 
 // A template, so that the lookup need not exist in every instruction set.
-template <class Byte> inline bool common_tile(const Byte* tile, int64_t groups, CommonTile* out) {
+template <class Byte> inline bool common_tile(const Byte* tile, int64_t groups, bool is_paired, CommonTile* out) {
   if constexpr (!kHasScaledLookup) {
     return false;
   } else {
-    if (!row_scales(tile, kMxBlockBytes, groups, kE2m1Spread, out->scales)) return false;
+    out->is_paired = is_paired && row_scales(tile, kMxBlockBytes, groups, kPairSpread, out->scales);
+    if (!out->is_paired && !row_scales(tile, kMxBlockBytes, groups, kE2m1Spread, out->scales)) return false;
+    static constexpr int8_t kNone[4] = {};
+    i32x16 products = i32_splat(0);
     for (int64_t b = 0; b < groups; ++b, tile += kMxBlockBytes) {
       const auto shifts = row_shifts(tile, out->scales);
       for (int i = 0; i < 4; ++i) {
         const u8x64 v = u8_load(tile + 16 + 64 * i);
-        u8_store(out->w[b][i], u8_e2m1_scaled(u8_and(v, 15), shifts));
-        u8_store(out->w[b][4 + i], u8_e2m1_scaled(u8_and(u8_shr<4>(v), 15), shifts));
+        const auto first = u8_e2m1_scaled(u8_and(v, 15), shifts);
+        auto second = u8_e2m1_scaled(u8_and(u8_shr<4>(v), 15), shifts);
+        if (out->is_paired) {
+          second = u8_sub(second, kE2m1ScaledOffset);
+          products = i32_dot_of_sums(products, first, kNone, second, kNone);
+        }
+        u8_store(out->w[b][i], first);
+        u8_store(out->w[b][4 + i], second);
       }
     }
+    out->pair_terms = products;
     return true;
   }
 }
@@ -215,36 +250,61 @@ HOTSET_INLINE f32x16 common_scores(const CommonTile& tile, int64_t groups, const
   return scores;
 }
 
-constexpr int64_t kMostCommonHeads = 128;
+// The same of paired channels.
+template <class Tile>
+HOTSET_INLINE f32x16 pair_scores(const Tile& tile, int64_t groups, const int8_t* q, const CommonHeads& heads,
+                                 f32x16 scores) {
+  if constexpr (kHasScaledLookup) {
+    constexpr int kHeads = 8;  // at a time: what is added takes registers
+    for (int first = 0; first < 16; first += kHeads) {
+      i32x16 acc[kHeads];
+#pragma GCC unroll 16
+      for (int h = 0; h < kHeads; ++h) acc[h] = i32_sub(i32_splat(heads.pair_terms[first + h]), tile.pair_terms);
+      for (int64_t b = 0; b < groups; ++b) {
+        const int8_t* at = q + 32 * (16 * b + first);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+          const auto even = u8_load(tile.w[b][i]), odd = u8_load(tile.w[b][4 + i]);
+#pragma GCC unroll 16
+          for (int h = 0; h < kHeads; ++h)
+            acc[h] = i32_dot_of_sums(acc[h], even, at + 32 * h + 16 + 4 * i, odd, at + 32 * h + 4 * i);
+        }
+      }
+#pragma GCC unroll 16
+      for (int h = 0; h < kHeads; ++h)
+        scores = f32_fma(f32_splat(heads.weights[first + h]), f32_max(f32_from_i32(acc[h]), f32_zero()), scores);
+    }
+  }
+  return scores;
+}
 
 template <IndexKind kKind> void index_scores(const IndexArgs& a) {
-  const int64_t k = a.width, num_heads = a.num_heads, bytes = index_tile_bytes(kKind, k), groups = k / 32;
+  const IndexHeads& heads = *a.heads;
+  const int64_t k = heads.width, num_heads = heads.num_heads, bytes = index_tile_bytes(kKind, k), groups = k / 32;
   CommonTile common;
-  CommonHeads heads[kMostCommonHeads / 16];
-  bool is_common = kKind == IndexKind::kMXFP4 && kHasScaledLookup && num_heads % 16 == 0 && num_heads <= kMostCommonHeads && groups <= kMostIndexGroups;
-  for (int64_t h = 0; is_common && h < num_heads; h += 16)
-    is_common = common_heads(*a.act, h, groups, a.weights, &heads[h / 16]);
   for (int64_t i = 0; i < a.num_tiles; ++i) {
-    const int64_t run = i / a.tiles_per_run, offset = i % a.tiles_per_run * bytes;
-    const uint8_t *tile = a.runs[run] + offset, *next = a.runs[run + 1];
+    const uint8_t* tile = a.tiles + i * bytes;
     float* scores = a.scores + 16 * i;
-    // A few lines at a time: hardware prefetchers start anew in each run, and all at once would stall.
-    for (int64_t at = 0; next != nullptr && at < bytes; at += 64) __builtin_prefetch(next + offset + at);
+    // A few lines at a time: hardware prefetchers start anew in each block, and all at once would stall.
+    for (int64_t at = 0; a.next != nullptr && at < bytes; at += 64) __builtin_prefetch(a.next + i * bytes + at);
     f32x16 sum = f32_zero();
-    if (is_common && common_tile(tile, groups, &common)) {
-      for (int64_t h = 0; h < num_heads; h += 16)
-        sum = common_scores(common, groups, a.act->q + h * k, heads[h / 16], sum);
+    if (heads.is_common && common_tile(tile, groups, heads.is_paired, &common)) {
+      for (int64_t h = 0; h < num_heads; h += 16) {
+        const int8_t* q = heads.act.q + h * k;
+        sum = common.is_paired ? pair_scores(common, groups, q, heads.common[h / 16], sum)
+                               : common_scores(common, groups, q, heads.common[h / 16], sum);
+      }
       f32_store(scores, f32_mul(sum, mx_scales(common.scales)));
       continue;
     }
     for (int64_t h = 0; h < num_heads;) {
       const int size = group_size(num_heads - h);
       switch (size) {
-        case 16: sum = index_heads<kKind, 16>(tile, k, *a.act, h, a.weights, sum); break;
-        case 8: sum = index_heads<kKind, 8>(tile, k, *a.act, h, a.weights, sum); break;
-        case 4: sum = index_heads<kKind, 4>(tile, k, *a.act, h, a.weights, sum); break;
-        case 2: sum = index_heads<kKind, 2>(tile, k, *a.act, h, a.weights, sum); break;
-        default: sum = index_heads<kKind, 1>(tile, k, *a.act, h, a.weights, sum);
+        case 16: sum = index_heads<kKind, 16>(tile, k, heads.act, h, heads.weights, sum); break;
+        case 8: sum = index_heads<kKind, 8>(tile, k, heads.act, h, heads.weights, sum); break;
+        case 4: sum = index_heads<kKind, 4>(tile, k, heads.act, h, heads.weights, sum); break;
+        case 2: sum = index_heads<kKind, 2>(tile, k, heads.act, h, heads.weights, sum); break;
+        default: sum = index_heads<kKind, 1>(tile, k, heads.act, h, heads.weights, sum);
       }
       h += size;
     }

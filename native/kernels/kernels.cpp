@@ -75,6 +75,8 @@ const KernelTable table = {
     hadamard,
     {store_index_row<IndexKind::kMXFP4>, store_index_row<IndexKind::kFP8>, store_index_row<IndexKind::kBF16Exact>},
     {pack_index_query<IndexKind::kMXFP4>, pack_index_query<IndexKind::kFP8>, pack_index_query<IndexKind::kBF16Exact>},
+    {prepare_index_heads<IndexKind::kMXFP4>, prepare_index_heads<IndexKind::kFP8>,
+     prepare_index_heads<IndexKind::kBF16Exact>},
     {index_scores<IndexKind::kMXFP4>, index_scores<IndexKind::kFP8>, index_scores<IndexKind::kBF16Exact>},
     select_above,
     hyper_mix,

@@ -66,6 +66,7 @@ inline void bf16_store(uint16_t* p, f32x16 a) {
 
 inline i32x16 i32_splat(int32_t x) { return {_mm512_set1_epi32(x)}; }
 inline i32x16 i32_add(i32x16 a, i32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+inline i32x16 i32_sub(i32x16 a, i32x16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 inline i32x16 i32_from_u8(const uint8_t* p) {
   return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
@@ -134,6 +135,17 @@ template <int kMaxWeight> inline i32x16 i32_dot(i32x16 acc, u8x64 w, const int8_
   std::memcpy(&four, a, 4);
   return {_mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(four))};
 }
+
+// acc[row] += sum of (u[row][j] + a[j]) * (s[row][j] + b[j]) for j < 4. The first sums are unsigned bytes, the second
+// signed ones.
+inline i32x16 i32_dot_of_sums(i32x16 acc, u8x64 u, const int8_t* a, u8x64 s, const int8_t* b) {
+  int32_t four_a, four_b;
+  std::memcpy(&four_a, a, 4);
+  std::memcpy(&four_b, b, 4);
+  return {_mm512_dpbusd_epi32(acc.v, _mm512_add_epi8(u.v, _mm512_set1_epi32(four_a)),
+                              _mm512_add_epi8(s.v, _mm512_set1_epi32(four_b)))};
+}
+inline u8x64 u8_sub(u8x64 a, int8_t b) { return {_mm512_sub_epi8(a.v, _mm512_set1_epi8(b))}; }
 
 inline bf16x32 bf16_load(const uint16_t* p) { return {_mm512_loadu_si512(p)}; }
 // acc[row] += w[row][0] * a[0] + w[row][1] * a[1] for pairs of BF16.

@@ -38,6 +38,8 @@ struct KernelTable {
   void (*store_index_row[kNumIndexKinds])(const float* x, int32_t width, uint8_t* tile, int32_t lane);
   // Row t (a head) of n, packed as index_act of the kind says.
   void (*pack_index_query[kNumIndexKinds])(const float* x, int64_t k, int64_t n, int64_t t, const Act& act);
+  // Completes `heads`, whose first four members are set.
+  void (*prepare_index_heads[kNumIndexKinds])(IndexHeads& heads);
   void (*index_scores[kNumIndexKinds])(const IndexArgs&);
   // Writes the scores from `threshold` up, in order, with first_index + their place; returns how many.
   int64_t (*select_above)(const float* scores, int64_t n, float threshold, int32_t first_index, float* out_scores,

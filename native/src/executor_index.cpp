@@ -142,23 +142,24 @@ void Executor::run_index_pack(const OpSpec& op, int thread) {
   }
 }
 
-// Offers the rows of blocks [begin, end) that token t sees, about as many at a time as a block has tokens: what a call
-// prepares for the token's heads serves all of them.
+// Offers the rows of blocks [begin, end) that token t sees.
 template <class Best>
 void Executor::score_blocks(const OpSpec& op, int64_t t, int64_t begin, int64_t end, int thread, Best& best) const {
   const Segment& seg = step_.segments[segment_of_[t]];
   const int64_t rows = kBlockTokens / op.ratio, seen = (positions_[t] + 1) / op.ratio;
   const Query query(row(op.x, t, thread), op);
   const int32_t kind = op.row_kind - kIndexRows;
+  IndexHeads heads{query.act, query.weights, op.head_dim, op.num_heads};
+  kernels_->prepare_index_heads[kind](heads);
   alignas(64) float scores[kBlockTokens], kept[kBlockTokens];
   int32_t index[kBlockTokens];
-  const uint8_t* runs[kBlockTokens + 1];
-  for (int64_t b = begin; b < end; b += op.ratio) {
-    const int64_t last = std::min<int64_t>(end, b + op.ratio), count = std::min(last * rows, seen) - b * rows;
-    for (int64_t i = b; i <= last; ++i)
-      runs[i - b] = i < end ? cache_.data() + seg.blocks[i] * spec_.block_bytes + op.cache_offset : nullptr;
-    kernels_->index_scores[kind]({runs, rows / kTileRows, (count + kTileRows - 1) / kTileRows, op.head_dim, op.num_heads,
-                                  &query.act, query.weights, scores});
+  const auto tiles_of_block = [&](int64_t b) {
+    return cache_.data() + seg.blocks[b] * spec_.block_bytes + op.cache_offset;
+  };
+  for (int64_t b = begin; b < end; ++b) {
+    const int64_t count = std::min(rows, seen - b * rows);
+    const uint8_t* next = b + 1 < end ? tiles_of_block(b + 1) : nullptr;
+    kernels_->index_scores[kind]({&heads, tiles_of_block(b), (count + kTileRows - 1) / kTileRows, next, scores});
     best.make_room(count);
     const int32_t first = static_cast<int32_t>(b * rows);
     const int64_t found = kernels_->select_above(scores, count, best.threshold(), first, kept, index);

@@ -163,13 +163,31 @@ inline int64_t index_tile_bytes(IndexKind kind, int64_t width) {
   return tile_bytes(kind == IndexKind::kMXFP4 ? kMXFP4 : kBF16, width);
 }
 
-// Scores of one token and tiles of index rows, which lie in runs of `tiles_per_run`.
-struct IndexArgs {
-  const uint8_t* const* runs;  // what comes after the last one follows it, or null
-  int64_t tiles_per_run, num_tiles, width, num_heads;
-  const Act* act;
+// Sixteen query heads whose scales are common (index.h): the sums of their products start at `terms`, those of paired
+// channels at `pair_terms`, a head's weight times its scale is in `weights`.
+struct CommonHeads {
+  alignas(64) int32_t terms[16];
+  alignas(64) int32_t pair_terms[16];
+  alignas(64) float weights[16];
+};
+constexpr int64_t kMostCommonHeads = 128;
+
+// A token's query heads with what index_scores wants to know of them.
+struct IndexHeads {
+  Act act;
   const float* weights;  // [num_heads]
-  float* scores;         // [16 num_tiles]: sums over heads, in order, of weights[h] max(0, dot)
+  int64_t width, num_heads;
+  bool is_common = false, is_paired = false;
+  CommonHeads common[kMostCommonHeads / 16] = {};
+};
+
+// Scores of one token and tiles of index rows.
+struct IndexArgs {
+  const IndexHeads* heads;
+  const uint8_t* tiles;
+  int64_t num_tiles;
+  const uint8_t* next;  // as many that are read after these, or null
+  float* scores;        // [16 num_tiles]: sums over heads, in order, of weights[h] max(0, dot)
 };
 
 struct CompressArgs {  // [num_tokens] rows of `width` floats; a token that does not exist is left out

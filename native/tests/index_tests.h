@@ -117,10 +117,9 @@ struct IndexCase {
     // Integer products are exact but for a few roundings per 32 channels.
     const double roundings = static_cast<double>(kind == IndexKind::kMXFP4 ? 16 : width + num_heads + 2);
     std::vector<float> scores(16 * num_tiles), apart = scores;
-    const auto score = [&](const std::vector<const uint8_t*>& runs, int64_t per_run, int64_t count, float* out) {
-      kernels.index_scores[at()]({runs.data(), per_run, count, width, num_heads, &act, weights.data(), out});
-    };
-    score({tiles.data(), nullptr}, num_tiles, num_tiles, scores.data());
+    IndexHeads prepared{act, weights.data(), width, num_heads};
+    kernels.prepare_index_heads[at()](prepared);
+    kernels.index_scores[at()]({&prepared, tiles.data(), num_tiles, nullptr, scores.data()});
     test.hash(scores.data(), 16 * num_tiles);
     for (int64_t r = 0; r < num_rows; ++r) {
       double want = 0, size = 0;
@@ -134,21 +133,10 @@ struct IndexCase {
       test.expect(test.is_near(scores[r] - want, roundings * 0x1p-24 * size + 1e-37, size + 1e-30),
                   "%ld rows, %ld heads, row %ld: %.9g, judge %.9g", num_rows, num_heads, r, scores[r], want);
     }
-    for (int64_t t = 0; t < num_tiles; ++t) score({tiles.data() + t * tile_bytes(), nullptr}, 1, 1, apart.data() + 16 * t);
-    test.expect(same_bits(scores.data(), apart.data(), 16 * num_tiles), "%ld rows: tiles one by one differ", num_rows);
-    for (int64_t per_run : {1, 2}) {
-      std::vector<const uint8_t*> runs;  // in another order than that of their addresses
-      std::vector<uint8_t> copies(tiles.size() + per_run * tile_bytes());
-      for (int64_t t = 0; t < num_tiles; t += per_run) {
-        const int64_t count = std::min(per_run, num_tiles - t);
-        uint8_t* copy = copies.data() + (num_tiles - t - count) * tile_bytes();
-        std::memcpy(copy, tiles.data() + t * tile_bytes(), count * tile_bytes());
-        runs.push_back(copy);
-      }
-      runs.push_back(nullptr);
-      score(runs, per_run, num_tiles, apart.data());
-      test.expect(same_bits(scores.data(), apart.data(), 16 * num_tiles), "%ld rows: runs of %ld differ", num_rows, per_run);
+    for (int64_t t = 0; t < num_tiles; ++t) {
+      kernels.index_scores[at()]({&prepared, tiles.data() + t * tile_bytes(), 1, nullptr, apart.data() + 16 * t});
     }
+    test.expect(same_bits(scores.data(), apart.data(), 16 * num_tiles), "%ld rows: tiles one by one differ", num_rows);
   }
 };
 
@@ -166,6 +154,17 @@ inline void test_index_limits(Test& test, const KernelTable& kernels, IndexKind 
   }
 }
 
+// Numbers of `width` channels whose groups of 32 have scales up to 2^spread apart; every third vector has the largest
+// numbers that there are.
+inline std::vector<float> scaled_channels(Random& random, int32_t width, int spread, int64_t number) {
+  std::vector<float> x = random.normals(width);
+  for (int32_t i = 0; i < width; ++i) {
+    if (number % 3 == 0) x[i] = std::copysign(6.0f, x[i]);
+    x[i] *= static_cast<float>(1 << (i / 32 + number) % (spread + 1));
+  }
+  return x;
+}
+
 // A row's score does not depend on the rows beside it: scales that are close together, of some rows of a tile or of all.
 inline void test_common_scales(Tests& tests, const KernelTable& kernels) {
   Test test("index scores of any neighbours", true);
@@ -174,35 +173,32 @@ inline void test_common_scales(Tests& tests, const KernelTable& kernels) {
   const int mx = static_cast<int>(IndexKind::kMXFP4);
   Random random(3);
   std::vector<int8_t> q(kHeads * kWidth);
-  std::vector<float> d(kHeads * kWidth / 32);
+  std::vector<float> d(kHeads * kWidth / 32), weights(kHeads);
   std::vector<int32_t> terms(d.size());
   Act act{};
   act.q = q.data(), act.d = d.data(), act.terms = terms.data();
-  std::vector<float> weights;
-  for (int64_t h = 0; h < kHeads; ++h) {
-    kernels.pack_index_query[mx](random.normals(kWidth).data(), kWidth, kHeads, h, act);
-    weights.push_back(random.normal());
-  }
-  for (int trial = 0; trial < 20; ++trial) {
-    std::vector<uint8_t> tile(tile_bytes(kMXFP4, kWidth));
-    for (int32_t r = 0; r < 16; ++r) {
-      std::vector<float> x = random.normals(kWidth);
-      for (int32_t i = 0; i < kWidth; ++i) x[i] *= static_cast<float>(1 << (i / 32 * trial + r) % 4);
-      kernels.store_index_row[mx](x.data(), kWidth, tile.data(), r);
+  for (int trial = 0; trial < 64; ++trial) {
+    const int head_spread = trial % 5, row_spread = trial / 5 % 5;
+    for (int64_t h = 0; h < kHeads; ++h) {
+      kernels.pack_index_query[mx](scaled_channels(random, kWidth, head_spread, h).data(), kWidth, kHeads, h, act);
+      weights[h] = random.normal();
     }
+    IndexHeads heads{act, weights.data(), kWidth, kHeads};
+    kernels.prepare_index_heads[mx](heads);
+    std::vector<uint8_t> tile(tile_bytes(kMXFP4, kWidth));
+    for (int32_t r = 0; r < 16; ++r)
+      kernels.store_index_row[mx](scaled_channels(random, kWidth, row_spread, r).data(), kWidth, tile.data(), r);
     std::vector<float> alike(16), apart(16);
-    const uint8_t* runs[] = {tile.data(), nullptr};
-    kernels.index_scores[mx]({runs, 1, 1, kWidth, kHeads, &act, weights.data(), alike.data()});
+    kernels.index_scores[mx]({&heads, tile.data(), 1, nullptr, alike.data()});
     test.hash(alike.data(), 16);
     const int32_t odd = trial % 16;
     std::vector<float> x(kWidth, 0.0f);
     x[0] = 1e6f, x[40] = 1e-3f;
     kernels.store_index_row[mx](x.data(), kWidth, tile.data(), odd);
-    runs[1] = tile.data();
-    kernels.index_scores[mx]({runs, 1, 1, kWidth, kHeads, &act, weights.data(), apart.data()});
+    kernels.index_scores[mx]({&heads, tile.data(), 1, tile.data(), apart.data()});
     for (int32_t r = 0; r < 16; ++r)
-      test.expect(r == odd || same_bits(&alike[r], &apart[r], 1), "trial %d row %d: %.9g and %.9g", trial, r, alike[r],
-                  apart[r]);
+      test.expect(r == odd || same_bits(&alike[r], &apart[r], 1), "scales of heads %d, of rows %d apart, row %d: %.9g and %.9g",
+                  head_spread, row_spread, r, alike[r], apart[r]);
   }
   tests.push_back(test);
 }
