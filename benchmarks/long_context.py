@@ -20,6 +20,7 @@ import json
 import statistics
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,7 @@ REPORT_TOKENS = 65536
 WARM_TOKENS = 512
 ROUND_STEPS = 16
 NUM_ROUNDS = 9
+NUM_OPS = 6
 
 
 def own_memory() -> int:
@@ -89,7 +91,7 @@ class Bench:
         topology = read_topology()
         described = describe_model(model)
         with described.checkpoint:
-            longest = max(contexts) + NUM_ROUNDS * ROUND_STEPS + ROUND_STEPS
+            longest = max(contexts) + (NUM_ROUNDS + 2) * ROUND_STEPS
             wish = Wish(longest, len(contexts), WARM_TOKENS, threads, snapshots=0)
             seats = find_seats(topology, described.spec, described.formats, wish)
             plan = plan_model(described, wish)
@@ -130,6 +132,16 @@ class Bench:
             self.position[sequence] += 1
         return statistics.median(times)
 
+    def ops(self, sequence: int) -> dict[str, float]:
+        """Milliseconds a token by kind of op, of thread 0 without its waits; the longest few."""
+        self.executor.profile(True)
+        self.round(sequence)
+        spent: Counter[str] = Counter()
+        for kind, ns, _ in self.executor.op_times():
+            spent[kind] += ns
+        self.executor.profile(False)
+        return {kind: round(ns / ROUND_STEPS / 1e6, 2) for kind, ns in spent.most_common(NUM_OPS)}
+
 
 def decode(options: argparse.Namespace) -> dict[str, object]:
     """Tokens per second at each context; rounds alternate, so that the machine's load meets all of them."""
@@ -139,14 +151,15 @@ def decode(options: argparse.Namespace) -> dict[str, object]:
         for i in range(len(options.contexts)):
             seconds[i].append(bench.round(i))
     ratios = [statistics.median(a / b for a, b in zip(seconds[0], s, strict=True)) for s in seconds]
+    spent = [bench.ops(i) for i in range(len(options.contexts))]
     rows = [
         {
             "context": context, "tokens_per_s": round(1 / statistics.median(s), 2),
             "slowest": round(1 / max(s), 2), "fastest": round(1 / min(s), 2), "read_bytes": bench.read[context],
             "gb_per_s": round(bench.read[context] / statistics.median(s) / 1e9, 1),
-            "of_first": round(ratio, 3),
+            "of_first": round(ratio, 3), "ms_of_ops": ops,
         }
-        for context, s, ratio in zip(options.contexts, seconds, ratios, strict=True)
+        for context, s, ratio, ops in zip(options.contexts, seconds, ratios, spent, strict=True)
     ]  # fmt: skip
     return {"model": options.model, "rows": rows}
 
