@@ -41,9 +41,10 @@ made_for: list[tuple[int, ...]] = []
 
 
 class FakeMeter:
-    """Every measurement gives 100 more than the one before."""
+    """Every measurement gives as much more than the one before."""
 
     isa = "avx2"
+    unit = 100.0
 
     def __init__(self, cpus: Sequence[int] = ()) -> None:
         self.count = 0
@@ -57,7 +58,7 @@ class FakeMeter:
 
     def measure_read(self, seconds: float) -> Samples:
         self.count += 1
-        return Samples((100.0 * self.count,))
+        return Samples((self.unit * self.count,))
 
     def measure_compute(self, kind: str, seconds: float) -> Samples:
         return Samples((50.0,))
@@ -192,6 +193,7 @@ def verb(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr("hotset.api.describe_model", lambda model, cache_format: Described())
     monkeypatch.setattr("hotset.bench.costs.ModelCosts", lambda spec, formats: FakeCosts())
     monkeypatch.setattr("hotset.machine.probe.CeilingMeter", FakeMeter)
+    monkeypatch.setattr(FakeMeter, "unit", 1e15)  # the clock of the verb is the real one
     return asked
 
 
@@ -221,6 +223,18 @@ def test_table_has_a_line_for_every_row(verb: dict[str, Any]) -> None:
     assert lines[4].startswith("decode @ 5") and lines[4].endswith("-")
     assert lines[5].startswith("prefill 20") and lines[5].endswith("of int8")
     assert result.stderr == "[1/2] decode at context 5, 1 together\n[2/2] prefill of 20 tokens\n"
+
+
+def test_a_share_above_the_ceiling_is_not_given(verb: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ceiling of 1.8 GB/s, measured while the machine gave the meter no memory, made a share of 2,399 %."""
+    row = Row("decode", 5, 1, None, 0, (Sample(32, 1.0, 2 * 10**9, 0, (1.8e9, 2e9), ()),))
+    monkeypatch.setattr(measuring.Bench, "decode_row", lambda self, context, num_sequences: row)
+    result = run("--context", "5", "--prefill", "")
+    assert result.stdout.splitlines()[-1].split()[-2:] == ["?", "-"]
+    assert "warning: decode @ 5 read 2.0 GB/s where 1.9 GB/s were measured around it" in result.stderr
+    assert row.to_json()["exceeds_ceiling"] is True
+    held = Row("decode", 5, 1, None, 0, (Sample(32, 1.0, 1_900_000_000, 0, (1.8e9, 2e9), ()),))
+    assert held.to_json()["exceeds_ceiling"] is False
 
 
 def test_refused_rows_make_the_run_fail(verb: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

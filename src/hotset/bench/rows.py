@@ -28,6 +28,8 @@ DECODE_STEPS = 32
 WARM_UP_STEPS = 2
 #: How long each measurement of a ceiling takes.
 CEILING_SECONDS = 0.1
+#: A larger share of the ceiling says that it was none.
+MOST_SHARE = 1.05
 
 
 class Meter(Protocol):
@@ -104,6 +106,12 @@ class Row:
         return statistics.median(sample.read_share for sample in self.samples)
 
     @property
+    def exceeds_ceiling(self) -> bool:
+        """Whether more was read than the memory is said to give: the weights fit the caches, or something else held up
+        the measurement of the ceiling."""
+        return not self.is_refused and self.read_share > MOST_SHARE
+
+    @property
     def read_ceiling(self) -> float:
         """Bytes per second, over all measurements of this row."""
         return statistics.median(value for sample in self.samples for value in sample.read_ceilings)
@@ -129,6 +137,7 @@ class Row:
                 "bytes_per_s": self.bytes_per_s,
                 "read_ceiling_bytes_per_s": self.read_ceiling,
                 "read_share": self.read_share,
+                "exceeds_ceiling": self.exceeds_ceiling,
                 "compute_kind": self.compute_kind,
                 "compute_share": self.compute_share,
             }

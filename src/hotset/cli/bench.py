@@ -12,6 +12,7 @@ from hotset.cli.placement import nodes_option, numa_option
 from hotset.cli.recording import record_option, recording
 from hotset.cli.tables import format_table, plural
 from hotset.errors import InternalError
+from hotset.log import warn
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -119,6 +120,13 @@ def command(
             "rows": [row.to_json() for row in rows],
         }
     click.echo(json.dumps(report, indent=2) if as_json else "\n".join(_text(report, rows)))
+    for row in rows:
+        if row.exceeds_ceiling:
+            read, ceiling = row.bytes_per_s / 1e9, row.read_ceiling / 1e9
+            warn(
+                f"{_name(row)} read {read:.1f} GB/s where {ceiling:.1f} GB/s were measured around it: weights that fit "
+                "the caches, or a measurement held up by something else; the share says nothing"
+            )
     refused = sum(row.is_refused for row in rows)
     if refused:
         raise InternalError(f"{refused} of {len(rows)} rows refused: part of a random prompt came from the cache")
@@ -150,9 +158,13 @@ def _text(report: dict[str, Any], rows: list[Row]) -> list[str]:
     return lines + format_table(header, [_cells(row) for row in rows])
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _name(row: Row) -> str:
     together = f" x {row.num_sequences}" if row.num_sequences > 1 else ""
-    name = f"{row.kind} @ {row.num_tokens}{together}" if row.kind == "decode" else f"prefill {row.num_tokens}"
+    return f"{row.kind} @ {row.num_tokens}{together}" if row.kind == "decode" else f"prefill {row.num_tokens}"
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    name = _name(row)
     if row.is_refused:
         return (name, "refused", f"{row.cached_tokens} cached tokens", "-", "-", "-", "-", "-")
     rate = row.tokens_per_s
@@ -164,6 +176,6 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row.bytes_per_token / 1e6:.1f}",
         f"{row.bytes_per_s / 1e9:.1f}",
         f"{row.read_ceiling / 1e9:.1f}",
-        f"{row.read_share:.0%}",
+        "?" if row.exceeds_ceiling else f"{row.read_share:.0%}",
         compute,
     )
