@@ -144,7 +144,6 @@ HOTSET_INLINE f32x16 index_heads(const uint8_t* tile, int64_t k, const Act& act,
 // Numbers whose scales are close together are whole numbers of the smallest: heads are packed so, and of rows a lookup
 // of 64 entries makes it so. A product is then one sum of integers. It has the bits of the sum by groups of 32, in which
 // nothing is rounded either: a product is less than 2^24 units.
-
 //
 // Where scales lie closer still, half of the products is saved: of channels e, o of a row and e', o' of a head
 //

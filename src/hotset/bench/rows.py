@@ -122,7 +122,7 @@ class Row:
         return statistics.median(shares) if shares else None
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, with raw samples. A refused row carries no headline."""
+        """Everything, with raw samples. A refused row has no headline, a ceiling that was passed no share."""
         row: dict[str, Any] = {
             "kind": self.kind,
             "num_tokens": self.num_tokens,
@@ -136,7 +136,7 @@ class Row:
                 "bytes_per_token": self.bytes_per_token,
                 "bytes_per_s": self.bytes_per_s,
                 "read_ceiling_bytes_per_s": self.read_ceiling,
-                "read_share": self.read_share,
+                "read_share": None if self.exceeds_ceiling else self.read_share,
                 "exceeds_ceiling": self.exceeds_ceiling,
                 "compute_kind": self.compute_kind,
                 "compute_share": self.compute_share,
